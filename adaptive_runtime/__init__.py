@@ -10,18 +10,28 @@ import importing  # noqa: F401  # before any library
 
 if TYPE_CHECKING:
     from adaptive_runtime.base.weight_options import WeightOptions
-    from adaptive_runtime.model.adapting import AdaptingOptions
-    from adaptive_runtime.model.deployed import DeployedModel, ModelAnswer, ModelState, check, load
+    from adaptive_runtime.model.answers import ModelAnswer, ModelState
+    from adaptive_runtime.model.deployed import DeployedModel
+    from adaptive_runtime.model.opening import check, load
+    from adaptive_runtime.model.options import AdaptingOptions
 
 __all__ = ["AdaptingOptions", "DeployedModel", "ModelAnswer", "ModelState", "WeightOptions", "check", "load"]
 
-ROOMS = {"AdaptingOptions": "model.adapting", "WeightOptions": "base.weight_options"}
-"""The module of a name, if it is not `model.deployed`."""
+ROOMS = {
+    "AdaptingOptions": "model.options",
+    "DeployedModel": "model.deployed",
+    "ModelAnswer": "model.answers",
+    "ModelState": "model.answers",
+    "WeightOptions": "base.weight_options",
+    "check": "model.opening",
+    "load": "model.opening",
+}
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in ROOMS:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    found = getattr(import_module(f"{__name__}.{ROOMS.get(name, 'model.deployed')}"), name)
+    found = getattr(import_module(f"{__name__}.{ROOMS[name]}"), name)
     globals()[name] = found
     return found

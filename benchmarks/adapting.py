@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
-from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun
-from adaptive_runtime.model.adapting.variants import load_classes
+from adaptive_runtime.model.adapting import Adaptation, ServedRun
+from adaptive_runtime.model.variants import BundleVariants, load_classes
 from adaptive_runtime.policy import ChoiceLimits, VariantTable
 from adaptive_runtime.policy.inputs import deviations
 from adaptive_runtime.pool import Variant

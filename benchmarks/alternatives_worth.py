@@ -12,7 +12,7 @@ tuned engines, --budgets budgets of each device searched exactly over the comple
 DIR keeps everything; each stage, and a second run, goes on from there. OVERRIDEs go to every command.
 
 Then the winners of all spaces on a device are timed anew, in rounds in which the spaces take turns (median). A front has
-the winners that some latency takes by validation accuracy; test accuracies are compared (`tasks.search.baselines.compare`).
+the winners that some latency takes by validation accuracy; test accuracies are compared (`tasks.search.baselines.stage`).
 Hypervolumes of all spaces on a device have one corner: the latency of the slowest and the test accuracy of the worst SubNet on
 any of the three fronts. Bar: that of both >= 1.05 × the better one of the others.
 
@@ -46,7 +46,7 @@ from profiling_agents.client import local_agent
 from profiling_agents.messages import Engine, MeasureSettings
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import read_json, read_lines, write_json
-from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.data import load_splits
 from tasks.evaluation.conversion import DEFAULT_LIMITS
 from tasks.evaluation.subnets import EvaluationData, accuracies

@@ -5,7 +5,7 @@
 Every file below DIR, an output folder, in which SubNets were timed in several rounds beside a reference. How far single
 latencies of a SubNet are from their mean, and how well the medians of even rounds and of odd rounds order the SubNets alike
 (Kendall's τ): as measured, relative to the reference, and with the part of its slowdown that they share
-(`tasks.measuring.calm`).
+(`tasks.measuring.jobs`).
 """
 
 import argparse
@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.base.artifacts import read_lines
-from tasks.evaluation.agreement import kendall_tau
-from tasks.measuring.calm import Calm, TimedLine
+from tasks.evaluation.uncertainty import kendall_tau
+from tasks.measuring.jobs import Calm, TimedLine
 
 FILES = ("timed.jsonl", "measured_subnets.jsonl")
 FEWEST = 20

@@ -44,7 +44,7 @@ import torch
 import tailor_ir
 from adaptive_runtime.bundle.bundles import BundleManifest
 from adaptive_runtime.offload.split import PLANS_FILE, SplitSubNet
-from adaptive_runtime.server.remembered import FILE as REMEMBERED
+from adaptive_runtime.server.recent import FILE as REMEMBERED
 from benchmarks.faults import Act, Fault, failing
 from benchmarks.split_faults import FaultyDevice, faults_of
 from benchmarks.tables import show

@@ -120,7 +120,7 @@ CONVERTERS: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
 def measure(name: str, folder: Path) -> Row:
     """Nodes, differences and seconds of one network."""
     from tailor_ir.conversion import count_nodes
-    from tailor_ir.conversion.checking import examine
+    from tailor_ir.conversion.engine import examine
 
     file = folder / f"{name}.onnx"
     if not file.exists():

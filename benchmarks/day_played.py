@@ -25,13 +25,15 @@ from numpy.typing import NDArray
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.base.errors import NotBackError
-from adaptive_runtime.base.priority import run_at
-from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun, StandInRow
-from adaptive_runtime.model.deployed.standing_in import StandIns
+from adaptive_runtime.base.process import run_at
+from adaptive_runtime.model.adapting import Adaptation, ServedRun, StandInRow
+from adaptive_runtime.model.serving import StandIns
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.placed import PlacedSubNet, PlacedSubNets, SharedDevices
+from adaptive_runtime.offload.placed import PlacedSubNet, SharedDevices
+from adaptive_runtime.offload.rows import PlacedSubNets
 from adaptive_runtime.offload.split import SplitOptions, SplitSubNet
-from adaptive_runtime.offload.split.home import HomeSegments, Loaded
+from adaptive_runtime.offload.split.segments import HomeSegments, Loaded
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.running import SWITCH_S

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_runtime.bundle.bundles import BundledPlacement, BundledSubNet, BundleManifest
-from adaptive_runtime.model.adapting import BundleVariants
-from adaptive_runtime.model.adapting.variants import load_classes
+from adaptive_runtime.model.variants import BundleVariants, load_classes
 from adaptive_runtime.offload.links import MeasuredLink
 from adaptive_runtime.offload.split import PlacementPlans, PlannedPlacement, SplitSubNet
-from adaptive_runtime.offload.split.planned import coded_share
+from adaptive_runtime.offload.split.plans import coded_share
 from adaptive_runtime.policy import VariantTable
 from benchmarks.simulation import LevelRows, RowLevels
 from profiling_agents.messages import ActivationCoding

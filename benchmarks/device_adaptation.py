@@ -40,7 +40,8 @@ from benchmarks.tables import show
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, stream
+from tasks.data.drift import CORRUPTIONS, LabelledImages, stream
+from tasks.data.settings import DriftSettings
 from tasks.evaluation.subnets import EvaluationData, recalibrate_module
 from tests.support.ir.networks import perturb
 from tests.support.runtime.bundled import OBSERVED_IMAGES, SourceData, write_plain_bundle

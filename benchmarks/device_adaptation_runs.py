@@ -19,7 +19,7 @@ import numpy as np
 import adaptive_runtime
 from adaptive_runtime import DeployedModel, WeightOptions
 from adaptive_runtime.weights import AdaptedSubnet, NormStatistics
-from adaptive_runtime.weights.side_file import AdaptedFiles, KeptWeights
+from adaptive_runtime.weights.weights import AdaptedFiles, KeptWeights
 from tests.support.threads import beside
 
 WRONG = ("narrow", "wide", "shuffled", "of other images")

@@ -34,8 +34,8 @@ from rich.table import Table
 
 from tasks.deploy import Settings
 from tasks.deploy import run as deploy
+from tasks.deploy.deployment import build_wheel
 from tasks.deploy.device_side.service import Service
-from tasks.deploy.wheel import build_wheel
 
 MOST_MB = {"onnxruntime": 250, "ncnn": 120}
 MOST_DIRECT = 12

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive_runtime.weights import DriftDetector, GuardSettings
-from adaptive_runtime.weights.profile import STATISTICS
+from adaptive_runtime.weights.statistics import STATISTICS
 from benchmarks.drift_streams import MeasuredNetwork
 from tasks.data import DataSettings
 from tasks.data.drawn.glyphs import Glyphs

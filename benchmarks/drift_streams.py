@@ -13,12 +13,13 @@ import torch
 import tailor_ir
 from benchmarks.trained import Trained
 from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, GuardedSubnet
+from tasks.adaptation.settings import STREAM_METHODS
 from tasks.adaptation.streams import KnownImages, StreamMethod, held_out_images, make_player
 from tasks.adaptation.streams.players import StreamPlayer, left_out
-from tasks.adaptation.streams.settings import STREAM_METHODS
 from tasks.base.artifacts import append_line, read_lines
 from tasks.data import Dataset, Split, load_splits
-from tasks.data.drift import DriftSettings, LabelledImages, StreamBatch, StreamKind, stream
+from tasks.data.drift import LabelledImages, StreamBatch, stream
+from tasks.data.settings import DriftSettings, StreamKind
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 
 METHODS = STREAM_METHODS

@@ -25,12 +25,9 @@ from benchmarks.tables import show
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tailor_ir import SuperNet
-from tasks.measuring.runtime_options.descent import Descent
-from tasks.measuring.runtime_options.outputs import OutputCheck
 from tasks.measuring.runtime_options.settings import Settings
-from tasks.measuring.runtime_options.stage import TIMES_FILE, ModelsOfSubNets
-from tasks.measuring.runtime_options.statistics import Comparison, compare
-from tasks.measuring.runtime_options.timing import EngineTimer
+from tasks.measuring.runtime_options.stage import TIMES_FILE, Descent, ModelsOfSubNets, OutputCheck
+from tasks.measuring.runtime_options.timing import Comparison, EngineTimer, compare
 
 NETWORKS = ("resnet18@32", "mobilenetv2_100@224", "deit_tiny_patch16_224@224")
 DEVICES = ("ncnn", "onnxruntime")

@@ -47,7 +47,7 @@ from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, EvaluationData, ac
 from tasks.prediction.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
 from tasks.prediction.sums import mac_sums
 from tasks.search import Settings
-from tasks.search.descent import beam_descent, fastest
+from tasks.search.feasibility import beam_descent, fastest
 from tasks.search.genetic import search
 from tasks.search.problem import Problem, row_keys
 

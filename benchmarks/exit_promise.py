@@ -31,7 +31,7 @@ from scipy.optimize import minimize_scalar
 
 from adaptive_runtime.exits import MEASURES, exits_taken, trace
 from tasks.exits import HeldOut, PromiseSettings, calibrate
-from tasks.exits.path import ExitAnswers, find_path
+from tasks.exits.calibration import ExitAnswers, find_path
 
 
 @dataclass(frozen=True, slots=True)

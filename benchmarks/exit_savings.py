@@ -51,10 +51,10 @@ from benchmarks.trained import Trained, train
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits import HeldOut, PromiseSettings
-from tasks.exits.answers import answers_of
-from tasks.exits.passing import with_exit
+from tasks.exits.latency import with_exit
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
-from tasks.measuring.ahead import pieces
+from tasks.exits.stage import answers_of
+from tasks.measuring.jobs import pieces
 
 DEVICES = ("onnxruntime", "ncnn")
 TRAINED = (

@@ -40,14 +40,13 @@ from tasks.base.artifacts import read_json, read_lines, write_json
 from tasks.data import DataSettings, load, load_splits
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.subnets import EvaluationData, accuracies
-from tasks.prediction.energy import EnergyPredictor, EnergySettings
+from tasks.prediction.resources import EnergyPredictor, EnergySettings
 from tasks.training import base_network as base
 from tasks.training import compile as compilation
 from tasks.training import finetune
-from tasks.training.finetune.job import Job
+from tasks.training.finetune.job import Job, TrainingPhase
 from tasks.training.finetune.loop import Trainer
 from tasks.training.finetune.networks import TrainableNetwork, open_network
-from tasks.training.finetune.phases import TrainingPhase
 
 NETWORKS = {
     "resnet18": ModelSettings(name="resnet18", options={"channels": [32, 64, 128, 256]}),

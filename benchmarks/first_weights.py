@@ -30,7 +30,7 @@ from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from tailor_ir import Config, SuperNet
-from tailor_ir.subnets.branches import Branch, Branches
+from tailor_ir.subnets.elastic import Branch, Branches
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies

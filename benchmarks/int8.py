@@ -33,12 +33,12 @@ from benchmarks.trained import SMALL_GLYPHS, train
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.data import load_splits
-from tasks.evaluation.agreement import errors_in_points, kendall_tau
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.quantise import Int8, Settings, quantise
-from tasks.evaluation.quantise.mixed import BATCH
-from tasks.evaluation.quantise.timing import int8_to_time
+from tasks.evaluation.quantise.accuracy import BATCH
+from tasks.evaluation.quantise.qdq import int8_to_time
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, count_correct, statistics_of
+from tasks.evaluation.uncertainty import errors_in_points, kendall_tau
 from tasks.measuring.jobs import onnx_job
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 

@@ -35,7 +35,7 @@ from solvers.exact import optimum
 from solvers.partition import PartitionConditions
 from solvers.tables import Codes, Table
 from tailor_ir import OperatorFeature, SuperNet, find_pieces
-from tasks.placement.joint import JointSearch, JointSpace, JointTerms
+from tasks.placement.joint_problem import JointSearch, JointSpace, JointTerms
 from tasks.search.settings import Settings
 
 BAR_S = 2.0

@@ -29,11 +29,10 @@ from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
-from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import convert
-from tasks.evaluation.ncnn.files import NcnnFiles
-from tasks.evaluation.ncnn.kernels import MASKS, has_kernels, masks_of, with_masks
+from tasks.evaluation.ncnn.files import MASKS, NcnnFiles, has_kernels, masks_of, with_masks
 from tasks.measuring.jobs import ncnn_job
 from tasks.measuring.subnets import implementations_of
 

@@ -6,7 +6,7 @@
 NETWORK: a preset, or a network of timm with the space that is proposed for it. For each network and device, on one thread:
 every unique operator is measured, then the largest, the smallest and random SubNets; the correction is fitted on these two
 and the first `--fit` random ones, and all others are held out. A latency is the median of `--rounds` p50 that lie minutes
-apart, each as on a calm device (`tasks.measuring.calm`), or of up to twice as many, until its standard error is within 1 %.
+apart, each as on a calm device (`tasks.measuring.jobs`), or of up to twice as many, until its standard error is within 1 %.
 The store of tables is shared by the networks of a device, in the order given; "known" counts operators that an earlier
 network has brought. Noise: the standard deviation of single p50 around their SubNet's mean, as measured. DIR keeps what was
 measured; a second run goes on from there.
@@ -27,7 +27,7 @@ from benchmarks.supernets import SUPERNET_FOLDER
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient
 from tasks.base.artifacts import read_lines
-from tasks.prediction import validate
+from tasks.prediction import latency
 from tasks.prediction.settings import Settings as PredictSettings
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3", "deit_tiny_patch16_224")
@@ -38,10 +38,10 @@ def measure(
 ) -> dict[str, Any]:
     """One row."""
     own, cost = profiled(name, device, client, work, method)
-    for measured in sorted(own.parent.glob(f"{device} */{validate.MEASURED_FILE}")):  # the same, whatever the method
+    for measured in sorted(own.parent.glob(f"{device} */{latency.MEASURED_FILE}")):  # the same, whatever the method
         if not (own / measured.name).exists():
             shutil.copy(measured, own)
-    result = validate.run(predict, own.parent / SUPERNET_FOLDER, own, client, own, Terminal())
+    result = latency.run(predict, own.parent / SUPERNET_FOLDER, own, client, own, Terminal())
     held_out, rows = result["held_out"], result["subnets"]
     sums = np.array([row["sum_ms"] / row["measured_ms"] for row in rows if row["used_for"] == "held out"])
     return {
@@ -62,7 +62,7 @@ def measure(
         "spread_stated": result["correction"]["spread"],
         "fastest_ms": min(row["measured_ms"] for row in rows),
         "slowest_ms": max(row["measured_ms"] for row in rows),
-        "noise": _noise(own / validate.MEASURED_FILE),
+        "noise": _noise(own / latency.MEASURED_FILE),
     }
 
 

@@ -28,8 +28,8 @@ from adaptive_runtime.offload.split import (
     SplitOptions,
     SplitSubNet,
 )
-from adaptive_runtime.offload.split.home import HomeSegments
 from adaptive_runtime.offload.split.replanning import HomeCosts
+from adaptive_runtime.offload.split.segments import HomeSegments
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, ServedSubNet
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import inputs

@@ -60,20 +60,17 @@ from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from profiling_agents.messages import ActivationCoding
-from solvers.errors import Infeasible
 from solvers.partition import PartitionConditions, stays
-from solvers.tables import Codes
+from solvers.tables import Codes, Infeasible
 from tailor_ir import Config, SuperNet, find_pieces
-from tasks.base.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.base.schemas.predictions import SENSITIVITIES_FILE
 from tasks.data import load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
-from tasks.placement.joint import CodingLosses, JointSearch, JointSpace, JointTerms
-from tasks.placement.joint.losses import measured_losses
+from tasks.placement.codings import CodingLosses, arrived_batch, measured_losses
+from tasks.placement.joint_problem import JointSearch, JointSpace, JointTerms
 from tasks.placement.partition import DeviceTable, find_supernet, open_tables
-from tasks.placement.partition.coded import arrived_batch
 from tasks.prediction.accuracy import AccuracyPredictor
-from tasks.search.placement_settings import PlacementSettings
-from tasks.search.settings import Settings
+from tasks.search.settings import PlacementSettings, Settings
 
 LOST_POINTS = np.arange(2.0, -2.05, -0.1).round(1).tolist()
 LOG = logging.getLogger(__name__)

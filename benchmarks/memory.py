@@ -30,7 +30,7 @@ import tailor_ir
 from benchmarks.elastic import PRESETS
 from benchmarks.enumeration import supernet_of
 from profiling_agents.messages import MIB
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.resources import MemoryPredictor
 from tests.support.ir.runtime_memory import HERE, subnet_peaks
 
 POPULATION = 4096

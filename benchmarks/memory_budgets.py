@@ -33,7 +33,7 @@ from benchmarks.tables import show
 from benchmarks.trained import train, worked
 from tailor_ir import Config
 from tasks.evaluation.subnets import accuracies
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.resources import MemoryPredictor
 
 SHARES = (1.0, 0.75, 0.5, 0.25)
 SEARCH = ("device=[onnxruntime]", "search=exact")

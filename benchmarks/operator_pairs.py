@@ -18,7 +18,7 @@ training. The search is asked at --budgets latencies, from the least of that par
 evaluated on validation samples; what is predicted to be the fastest of all these that apply the row's operators alone and lose
 at most --lost-points there is timed in onnxruntime on one thread, in turns with the original. Of what was timed the fastest
 that applies its operators alone is the row's. Its accuracy is of test samples. Energies are those of the analytic model
-(`tasks.prediction.energy`); parameters are counted with BatchNorm folded.
+(`tasks.prediction.resources`); parameters are counted with BatchNorm folded.
 
 The original is the largest SubNet. MobileNetV2 (0.35 of its width, its maps as large as such small images need) learns the
 same samples for as many epochs, as the article compares with it. OVERRIDEs go to all commands. DIR keeps everything; a second
@@ -51,11 +51,10 @@ from tasks.evaluation.conversion import DEFAULT_LIMITS
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.measuring.subnets import Subject, SubNetMeter
 from tasks.prediction.accuracy import AccuracyPredictor
-from tasks.prediction.energy import EnergyPredictor, EnergySettings
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor
+from tasks.prediction.resources import EnergyPredictor, EnergySettings
 from tasks.prediction.sensitivity import SENSITIVITIES_FILE
-from tasks.prediction.validate import LATENCY_FILE
-from tasks.search.terms import FORBIDDEN_MS, chain_of_tables, cost_tables, gain_tables
+from tasks.search.problem import FORBIDDEN_MS, chain_of_tables, cost_tables, gain_tables
 
 Row = dict[str, Any]
 OPERATORS: Mapping[str, tuple[str, ...]] = {

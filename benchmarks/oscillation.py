@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
-from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import ChoiceLimits, ChoicePolicy, MostAccurate, Switching, VariantLookUp, VariantTable
 from adaptive_runtime.state.traces import square_wave
 from benchmarks.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.model.adapting.variants import load_classes
+from adaptive_runtime.model.variants import load_classes
 from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoicePolicy,

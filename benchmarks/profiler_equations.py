@@ -35,12 +35,12 @@ from benchmarks.tables import show
 from profiling_agents.client import AgentClient
 from solvers.tables import Values
 from tailor_ir import OperatorFeature, SuperNet
-from tasks.base.schemas.latency import CheckedLatency, LatencyValidation
+from tasks.base.schemas.predictions import CheckedLatency, LatencyValidation
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
-from tasks.prediction import validate
+from tasks.prediction import latency
+from tasks.prediction.latency import errors
 from tasks.prediction.settings import Settings as PredictSettings
-from tasks.prediction.validate import errors
 
 NETWORKS = ("mobilenetv2", "resnet50", "mobilenetv3")
 ELEMENT_BYTES = 4
@@ -148,8 +148,8 @@ def measure(
     """The rows of one network on one device."""
     own, _ = profiled(name, device, client, work)
     supernet = own.parent / SUPERNET_FOLDER
-    validate.run(predict, supernet, own, client, own, Terminal())
-    rows = LatencyValidation.read(own / validate.VALIDATION_FILE).subnets
+    latency.run(predict, supernet, own, client, own, Terminal())
+    rows = LatencyValidation.read(own / latency.VALIDATION_FILE).subnets
     lut = Lut.open(own / LUT_FOLDER)
     terms = SubNetTerms(tailor_ir.load(supernet), lut, cache_bytes)
     found = [{"quantity": "latency", **row} for row in compare_latencies(terms, rows)]

@@ -51,7 +51,7 @@ from tailor_ir import SuperNet
 from tasks.base.artifacts import RESULT_FILE, read_json, read_lines, write_json
 from tasks.base.schemas.results import HISTORY_FILE, RANGE_ACCURACIES_FILE, RANGES_FILE, WatchedSubNets
 from tasks.prediction.sums import Sums, mac_sums, parameter_sums
-from tasks.search.terms import chain_of_tables
+from tasks.search.problem import chain_of_tables
 
 STAGES = ("space", "train", "measure")
 CLASSES = {

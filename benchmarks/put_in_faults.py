@@ -67,13 +67,13 @@ FAULTS = (
         tests=("tests/unit/ir", "tests/integration/ir"),
     ),
     Fault(
-        file="tailor_ir/memory/arena.py",
+        file="tailor_ir/memory/layouts.py",
         right="if not c.used and c.bytes_ >= bytes_)",
         wrong="if not c.used and c.bytes_ > bytes_)",
         tests=("tests/unit/ir",),
     ),
     Fault(
-        file="tasks/base/artifacts/lines.py",
+        file="tasks/base/artifacts/files.py",
         right="""if check != f'{CHECK}{_checksum(inner)}"}}':""",
         wrong="if not check.startswith(CHECK):",
         tests=("tests/unit/base",),
@@ -91,7 +91,7 @@ FAULTS = (
         tests=("tests/unit/prediction", "tests/integration/prediction"),
     ),
     Fault(
-        file="tasks/search/choose/rules.py",
+        file="tasks/search/choose.py",
         right="good = [row for row in rows if row.accuracy >= rule.value * base_accuracy]",
         wrong="good = [row for row in rows if row.accuracy <= rule.value * base_accuracy]",
         tests=("tests/unit/search", "tests/integration/flows/test_choosing.py", "tests/unit/flows"),
@@ -103,25 +103,25 @@ FAULTS = (
         tests=("tests/unit/operations",),
     ),
     Fault(
-        file="tasks/operations/fleet/rollout/decision.py",
+        file="tasks/operations/fleet/decision.py",
         right="elif requests < settings.least_requests:",
         wrong="elif requests > settings.least_requests:",
         tests=("tests/unit/operations",),
     ),
     Fault(
-        file="tasks/training/finetune/losses.py",
+        file="tasks/training/finetune/numerics.py",
         right="loss = loss + (1 - weight) * problem.loss(",
         wrong="loss = loss + weight * problem.loss(",
         tests=("tests/unit/training",),
     ),
     Fault(
-        file="tasks/data/boxes/annotated.py",
+        file="tasks/data/boxes.py",
         right="if x1 <= x0 or y1 <= y0:",
         wrong="if x1 <= x0 and y1 <= y0:",
         tests=("tests/unit/data",),
     ),
     Fault(
-        file="flows/machine/locks.py",
+        file="flows/machine/__init__.py",
         right="fcntl.LOCK_SH if shared else fcntl.LOCK_EX",
         wrong="fcntl.LOCK_SH",
         tests=("tests/unit/flows", "tests/integration/flows/storage/test_shared_locks.py"),
@@ -133,7 +133,7 @@ FAULTS = (
         tests=("tests/integration/flows/storage",),
     ),
     Fault(
-        file="adaptive_runtime/exits/decider.py",
+        file="adaptive_runtime/exits/decisions.py",
         right="self.left = self.confidence >= self._bars[self.exit]",
         wrong="self.left = self.confidence > self._bars[self.exit]",
         tests=("tests/unit/runtime", "tests/unit/exits"),
@@ -145,7 +145,7 @@ FAULTS = (
         tests=("tests/unit/runtime",),
     ),
     Fault(
-        file="adaptive_runtime/state/slowdown/factors.py",
+        file="adaptive_runtime/state/slowdown.py",
         right="factor = measured_ms / math.exp(before + level)",
         wrong="factor = measured_ms / math.exp(before - level)",
         tests=("tests/unit/runtime",),
@@ -157,13 +157,13 @@ FAULTS = (
         tests=("tests/unit/runtime/offload", "tests/integration/runtime/offload"),
     ),
     Fault(
-        file="profiling_agents/serving/leases.py",
+        file="profiling_agents/serving/job_queue.py",
         right="if remaining_s > 0 and not self._holds(lease):",
         wrong="if remaining_s > 0 and self._holds(lease):",
         tests=("tests/unit/agents", "tests/integration/agents"),
     ),
     Fault(
-        file="profiling_agents/execution/measure.py",
+        file="profiling_agents/execution/bench.py",
         right="np.quantile(counted, (0.1, 0.5, 0.9))",
         wrong="np.quantile(counted, (0.1, 0.9, 0.5))",
         tests=("tests/unit/agents", "tests/integration/agents"),

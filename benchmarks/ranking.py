@@ -40,7 +40,7 @@ from tasks.base.artifacts import read_json, write_json
 from tasks.data import Split, load_splits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities, validate
-from tasks.prediction.interactions import better, describe, with_interactions
+from tasks.prediction.sensitivity import better, describe, with_interactions
 
 COMMON = (
     "data=glyphs",

@@ -4,7 +4,7 @@
 
 Each repetition is a fleet of its own (`benchmarks.rollout_fleet`): five kinds of devices with lognormal latencies, load that
 wanders, days in three time zones, slow changes of what devices see, requests that differ 50-fold between devices; 5 % of the
-devices tell nonsense, 2 % of all windows are lost. `tasks.operations.fleet.rollout` decides with its default settings,
+devices tell nonsense, 2 % of all windows are lost. `tasks.operations.fleet.decision` decides with its default settings,
 after each hour, by sums alone. Nothing of the simulation is known to it.
 
 *Halted*: roll-outs that were halted; *at 1 %*: in the first stage. *Had it*: the largest share of the devices that had the
@@ -24,15 +24,8 @@ from scipy import stats
 
 from benchmarks.rollout_fleet import KINDS, BundleChange, SimulatedFleet
 from benchmarks.tables import show
-from tasks.operations.fleet.rollout import (
-    MEASURES,
-    RolloutSettings,
-    StagePlan,
-    StageTest,
-    TelemetrySums,
-    draw_stage,
-    losses,
-)
+from tasks.operations.fleet.decision import StagePlan, StageTest, TelemetrySums, draw_stage, losses
+from tasks.operations.fleet.settings import MEASURES, RolloutSettings
 
 AT_ONCE = 50
 LAST_H = 144

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from tasks.operations.fleet.rollout import TelemetrySums
+from tasks.operations.fleet.decision import TelemetrySums
 
 Values = NDArray[np.float64]
 DAY = 24

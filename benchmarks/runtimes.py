@@ -28,13 +28,12 @@ from benchmarks.supernets import saved
 from benchmarks.tables import show
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import MeasureSettings
-from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import convert
 from tasks.measuring.jobs import ncnn_job
 from tasks.measuring.runtime_options import stage as engine
-from tasks.measuring.runtime_options.chosen import ChosenEngine
-from tasks.measuring.runtime_options.settings import Settings
+from tasks.measuring.runtime_options.settings import ChosenEngine, Settings
 from tasks.measuring.subnets import implementations_of
 
 NETWORKS = ("resnet18@32", "mobilenetv2", "mobilenetv3", "resnet50", "deit_tiny_patch16_224")

@@ -35,17 +35,14 @@ from tailor_ir.memory import ONNXRUNTIME
 from tasks.base.artifacts import write_json
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.energy import EnergyPredictor, EnergySettings
-from tasks.prediction.latency import LatencyPredictor
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
+from tasks.prediction.resources import EnergyPredictor, EnergySettings, MemoryPredictor
 from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tasks.search.methods import Exact, Genetic, Method
 from tasks.search.nsga2 import Nsga2
-from tasks.search.problem import CostModel, Problem, Values
+from tasks.search.problem import CostModel, Problem, Values, chain_of, cost_tables
 from tasks.search.settings import Settings
 from tasks.search.stage import method_of
-from tasks.search.terms import chain_of, cost_tables
 
 IMAGES = 10_000
 SEARCHES: dict[str, Callable[[Problem, int], Method]] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.control_group import group, short_period_us
-from flows.machine.locks import in_turn
+from flows.machine import in_turn
 from tests.support.agents.agent_processes import environment
 
 PREFIX = "atl"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.tables import show
-from tasks.search.baselines.compare import Point, compare, picks
+from tasks.search.baselines.stage import Point, compare, picks
 
 SIZES, ALTERNATIVES, BOTH = "sizes", "alternatives", "both"
 BAR = 1.05

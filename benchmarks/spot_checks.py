@@ -16,8 +16,8 @@ from benchmarks.rollout import interval
 from benchmarks.tables import show
 from benchmarks.thin_devices import BETWEEN, DISTURBED, NOISE
 from profiling_agents.messages import Measurement, Timing
-from tasks.operations.fleet.profiling.settings import FleetProfileSettings
-from tasks.operations.fleet.profiling.verdicts import judge
+from tasks.operations.fleet.profiling import judge
+from tasks.operations.fleet.settings import FleetProfileSettings
 
 FACTORS = (0.6, 0.75, 1.0, 1.15, 1.25, 1.3, 1.4, 1.6, 2.0)
 CHECKS = 2

@@ -10,7 +10,7 @@ import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.elastic import PRESETS, compiled
 from tailor_ir import SuperNet
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 
 SUPERNET_FOLDER = "supernet"
 

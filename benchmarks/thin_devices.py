@@ -22,7 +22,7 @@ from adaptive_runtime.fleet import EnrolAsked, RequestSums, Telemetry
 from benchmarks.rollout_fleet import KINDS, DeviceKind
 from benchmarks.thin_http import ThinAnswer, ThinClient
 from profiling_agents import frames
-from profiling_agents.checksums import checksum, to_line
+from profiling_agents.frames import checksum, to_line
 from profiling_agents.messages import (
     PROTOCOL,
     Answered,

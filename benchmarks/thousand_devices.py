@@ -36,11 +36,13 @@ import tailor_ir
 from benchmarks.rollout_fleet import KINDS
 from benchmarks.tables import show
 from benchmarks.thin_devices import ODD, SILENT, true_ms
-from tasks.base.schemas.operators import OPERATORS_FILE
-from tasks.measuring.enumerate import write_operators
+from tasks.base.schemas.placed import OPERATORS_FILE
 from tasks.measuring.lut import LutStore
-from tasks.operations.fleet.registry import BundleStore, Registry, begin, list_devices, list_rollouts
-from tasks.operations.fleet.rollout import RolloutSettings
+from tasks.measuring.operators import write_operators
+from tasks.operations.fleet.devices import BundleStore, list_devices
+from tasks.operations.fleet.registry import Registry
+from tasks.operations.fleet.rollouts import begin, list_rollouts
+from tasks.operations.fleet.settings import RolloutSettings
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import write_plain_bundle
 

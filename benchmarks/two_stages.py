@@ -85,7 +85,7 @@ TASKS = {
         "data.images=2400",
         "base.epochs=16",
     ),
-    "segmentation": ("model.name=conf.networks.pyramids:network", "data=glyph_scenes"),
+    "segmentation": ("model.name=conf.networks.segmentation:pyramid", "data=glyph_scenes"),
 }
 """What each task has besides. Boxes of scenes are a third to a half of an image of 48 pixels: FCOS looks for them 8 pixels
 apart, and SSDLite, whose anchors of that size are centred on 2 x 2 places, misses most of them."""

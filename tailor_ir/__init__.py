@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 import importing  # noqa: F401  # before any library
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from tailor_ir.alignment import NODES as ALIGNMENT_NODES
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     )
     from tailor_ir.reading.trace import load_onnx
     from tailor_ir.spaces.kinds import KINDS
-    from tailor_ir.spaces.selectors import OF_SEVERAL, asks_for_exits
+    from tailor_ir.spaces.selectors import OF_SEVERAL, Choice, Config, Variable, asks_for_exits, choice_text
     from tailor_ir.spaces.space import Space
-    from tailor_ir.spaces.variables import Choice, Config, Variable, choice_text
     from tailor_ir.storage import load_spec
     from tailor_ir.structure.regions import Block, Regions
     from tailor_ir.subnets.batch_norms import Statistics

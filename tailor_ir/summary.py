@@ -9,8 +9,8 @@ from tailor_ir import axes as ax
 from tailor_ir.graph import Graph, Node
 from tailor_ir.operators.features import FeatureStep, OperatorFeature, Shape
 from tailor_ir.ops.kernels import KERNEL_TRANSFORM
-from tailor_ir.spaces.structure import Structure
-from tailor_ir.spaces.variables import VariableInfo
+from tailor_ir.spaces.selectors import VariableInfo
+from tailor_ir.spaces.space import Structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,19 @@
-"""Files that are written whole or not at all, and hashes of their content."""
+"""Files that are written whole or not at all, and hashes of their content.
+
+Messages that are files of their own: writing them as text, and reading them back.
+"""
 
 import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from pydantic import ValidationError
+
+from adaptive_runtime.base.errors import AdaptiveError
+from profiling_agents.messages import Message, one_line
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
@@ -34,3 +42,62 @@ def sha256_of(file: Path) -> str:
     """SHA-256 of a file's content, hexadecimal. OSError if it cannot be read."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class FileMessage(Message):
+    """A message that is a file.
+
+    WHERE: name in errors for a text whose file is unknown. NEXT_STEP: advice if a text is no such message. READ_VERSION: the
+    latest readable version; None: the fields decide. EARLIER_VERSIONS: versions that a validator of the message converts.
+    CONTENT: the subject of the manifest, for errors.
+    """
+
+    WHERE: ClassVar[str]
+    NEXT_STEP: ClassVar[str]
+    READ_VERSION: ClassVar[int | None] = None
+    EARLIER_VERSIONS: ClassVar[frozenset[int]] = frozenset()
+    CONTENT: ClassVar[str]
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "") -> Self:
+        """Parse a file's text. AdaptiveError in one line if it is no such message or of another version. where: of the text."""
+        where = where or cls.WHERE
+        if cls.READ_VERSION is not None:
+            cls._check_version(cls.READ_VERSION, text, where)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(where, one_line(error), next_step=cls.NEXT_STEP) from error
+
+    @classmethod
+    def from_file(cls, file: Path) -> Self:
+        """Read a file. AdaptiveError in one line if it is unreadable, no such message, or of another version."""
+        return cls.from_json(read_bytes(file, cls.NEXT_STEP), str(file))
+
+    @classmethod
+    def _check_version(cls, version: int, text: str | bytes, where: str) -> None:
+        try:
+            content = json_of(text)
+        except ValueError as error:  # includes decoding errors
+            raise AdaptiveError(where, f"is no JSON ({error})", next_step=cls.NEXT_STEP) from error
+        if not isinstance(content, dict):
+            raise AdaptiveError(where, f"is no manifest of {cls.CONTENT}", next_step=cls.NEXT_STEP)
+        found = content.get("version")
+        if isinstance(found, int) and found > version:
+            got = f"has version {found}, of a later autotailor"
+            raise AdaptiveError(where, got, allowed=str(version), next_step="update autotailor here")
+        if found != version and found not in cls.EARLIER_VERSIONS:
+            got = f"has {'no version' if found is None else f'version {found}'}"
+            raise AdaptiveError(where, got, allowed=str(version), next_step=cls.NEXT_STEP)
+
+
+def read_bytes(file: Path, again: str) -> bytes:
+    """The content of a file. AdaptiveError in one line if it cannot be read. again: the advice in the error."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=again) from error

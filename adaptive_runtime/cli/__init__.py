@@ -8,7 +8,7 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
 from profiling_agents.lines import full_disk
 from profiling_agents.messages import AgentError
-from profiling_agents.network.arguments import BAD_INPUT, ServiceParser
+from profiling_agents.network.endpoint import BAD_INPUT, ServiceParser
 
 PROGRAM = "autotailor-runtime"
 COMMANDS = {

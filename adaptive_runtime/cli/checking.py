@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 from adaptive_runtime.bundle.bundles import BUNDLE_FORMATS
-from adaptive_runtime.model.deployed import check, load
-from adaptive_runtime.model.deployed.checking import allowed_difference
+from adaptive_runtime.model.opening import allowed_difference, check, load
 
 HELP = "Compare the answers of this device with the calibration sample of a bundle."
 

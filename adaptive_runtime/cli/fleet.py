@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.fleet import EnrolAsked, FleetMember, ServedSums
-from profiling_agents.network.tokens import read_token
+from profiling_agents.network.endpoint import read_token
 from profiling_agents.sensing.machine import memory_mib
 
 HELP = "A device of a fleet: enrol, and pull the bundle that the registry assigns."

@@ -1,21 +1,95 @@
-"""`autotailor-runtime serve`: a bundle, or a SubNet over several devices, as a service."""
+"""`autotailor-runtime serve`: a bundle, or a SubNet over several devices, as a service.
+
+The other devices of a split SubNet, as options: names, addresses, tokens and certificates.
+"""
 
 import argparse
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.weight_options import WeightMethod
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BUNDLE_FORMATS
-from adaptive_runtime.cli.devices import add_devices, addresses
 from adaptive_runtime.server.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
-from profiling_agents.network.arguments import add_network, endpoint, positive
+from profiling_agents.messages import CODED_BYTES
+from profiling_agents.network.endpoint import add_network, endpoint, positive, read_token
 from profiling_agents.sensing.sensors import SYSTEM
+from profiling_agents.startup import TOKEN_VARIABLE as AGENT_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from adaptive_runtime.server.models import ServedModel
+    from adaptive_runtime.server.served import ServedModel
+
+
+def named(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE into name and value. ValueError: other text."""
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise ValueError
+    return name, value
+
+
+named.__name__ = "NAME=VALUE"
+
+
+def add_devices(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options that `addresses` reads, and the coding of tensors."""
+    devices = parser.add_argument_group("devices")
+    devices.description = (
+        "Other devices run `autotailor agent --serve-segments`. A device that is not reached is no error: home stands in. "
+        f"A device without --device-token has the token of {AGENT_TOKEN_VARIABLE}."
+    )
+    for option, value, text in (
+        ("--device", "HOST:PORT", "a device by its name in the plans; may be repeated; tls:// before HOST: by TLS"),
+        ("--device-token", "FILE", "file with the token of a device, readable by you only"),
+        ("--device-ca", "FILE", "certificate (PEM) that a device is checked against (default: those of the system)"),
+    ):
+        must, form = required and option == "--device", f"NAME={value}"
+        devices.add_argument(option, type=named, action="append", default=[], required=must, metavar=form, help=text)
+    devices.add_argument(
+        "--coding", choices=sorted(CODED_BYTES), default="fp32", help="of tensors that cross links (default fp32)"
+    )
+
+
+def addresses(arguments: argparse.Namespace) -> dict[str, DeviceAddress]:
+    """The devices by name. AdaptiveError, AgentError: a duplicate name, no token, or an invalid address."""
+    urls = _once("--device", arguments.device)
+    tokens = _of_devices("--device-token", arguments.device_token, urls)
+    certificates = _of_devices("--device-ca", arguments.device_ca, urls)
+    found = {}
+    for name, given in urls.items():
+        file = tokens.get(name)
+        where = f"--device-token {name}"
+        token = read_token(None if file is None else Path(file), AGENT_TOKEN_VARIABLE, where)
+        if token is None:
+            raise AdaptiveError(f"device '{name}'", "has no token", next_step=f"give --device-token {name}=FILE")
+        certificate = certificates.get(name)
+        url = given if "://" in given else f"tcp://{given}"
+        found[name] = DeviceAddress(url=url, token=token, ca_file=None if certificate is None else Path(certificate))
+        found[name].check()
+    return found
+
+
+def _once(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Values by name. AdaptiveError: a duplicate name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name in found if [one for one, _ in pairs].count(name) > 1)
+        raise AdaptiveError(f"{option} {twice}", "given twice", allowed="once")
+    return found
+
+
+def _of_devices(option: str, pairs: Sequence[tuple[str, str]], urls: dict[str, str]) -> dict[str, str]:
+    """Values by name. AdaptiveError: a name that no `--device` has."""
+    found = _once(option, pairs)
+    for name in found:
+        if name not in urls:
+            raise AdaptiveError(f"{option} {name}", "no --device has this name", allowed=", ".join(urls) or "none")
+    return found
+
 
 HELP = "Serve a bundle, or a SubNet over several devices, by the Open Inference Protocol, with metrics and a live page."
 PORT = 8080
@@ -187,7 +261,7 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
     AdaptiveError: a coding, since a bundle defines the coding its SubNets were judged in, or an option without the option it
     needs.
     """
-    from adaptive_runtime.server.models.bundles import bundle_served
+    from adaptive_runtime.server.bundles import bundle_served
 
     given = {name: getattr(arguments, name) for name in BUNDLE_ONLY}
     sensed = {"sensors_root": arguments.sensors_root, "hit_rate": arguments.hit_rate}
@@ -204,7 +278,7 @@ def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedMode
 
 def _split(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":
     """The served split SubNet. AdaptiveError: an option that only bundles have."""
-    from adaptive_runtime.server.models.splits import split_served
+    from adaptive_runtime.server.splits import split_served
 
     for name in BUNDLE_ONLY:
         if getattr(arguments, name) not in (None, False):

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.cli.devices import add_devices, addresses
-from adaptive_runtime.cli.serving import above_zero
+from adaptive_runtime.cli.serving import above_zero, add_devices, addresses
 from profiling_agents.lines import printable
 
 if TYPE_CHECKING:

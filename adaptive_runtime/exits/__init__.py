@@ -3,12 +3,29 @@
 [Policies of exits](docs/exit_policies.md) explains the promise behind thresholds.
 """
 
-from adaptive_runtime.exits.decider import BatchDecision, Decider, SampleDecision
-from adaptive_runtime.exits.measures import MEASURES, ConfidenceMeasure, MeasureName, trace
-from adaptive_runtime.exits.prediction import ExitPrediction, exit_rates, exits_taken, predict, reach
-from adaptive_runtime.exits.resources import NO_EXIT, ExitChoice, ResourcePolicy, best_within
-from adaptive_runtime.exits.tables import ExitTable
-from adaptive_runtime.exits.thresholds import Promise, Thresholds
+from adaptive_runtime.exits.costs import (
+    NO_EXIT,
+    ExitChoice,
+    ExitPrediction,
+    ExitTable,
+    ResourcePolicy,
+    best_within,
+    exit_rates,
+    exits_taken,
+    predict,
+    reach,
+)
+from adaptive_runtime.exits.decisions import (
+    MEASURES,
+    BatchDecision,
+    ConfidenceMeasure,
+    Decider,
+    MeasureName,
+    Promise,
+    SampleDecision,
+    Thresholds,
+    trace,
+)
 
 __all__ = [
     "MEASURES",

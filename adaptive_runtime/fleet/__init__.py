@@ -3,9 +3,16 @@
 [Roll-outs](docs/rollouts.md) shows how it is used.
 """
 
-from adaptive_runtime.fleet.counting import RequestCounter
 from adaptive_runtime.fleet.member import FleetMember
-from adaptive_runtime.fleet.messages import AssignedBundle, EnrolAsked, Enrolled, RequestSums, ServedSums, Telemetry
+from adaptive_runtime.fleet.messages import (
+    AssignedBundle,
+    EnrolAsked,
+    Enrolled,
+    RequestCounter,
+    RequestSums,
+    ServedSums,
+    Telemetry,
+)
 
 __all__ = [
     "AssignedBundle",

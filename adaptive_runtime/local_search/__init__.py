@@ -4,15 +4,26 @@
 """
 
 from adaptive_runtime.local_search.background import BackgroundSearch
-from adaptive_runtime.local_search.evaluation import OwnEvaluation, PathScore
-from adaptive_runtime.local_search.latencies import SegmentLatencies, known_latencies
-from adaptive_runtime.local_search.prefixes import PrefixTree, RunCounts, most_for_time
-from adaptive_runtime.local_search.proposals import LocalSearchSettings, Proposer
+from adaptive_runtime.local_search.evaluation import (
+    OwnEvaluation,
+    OwnImages,
+    PathScore,
+    SegmentLatencies,
+    SegmentSessions,
+    known_latencies,
+)
+from adaptive_runtime.local_search.proposals import AdditiveModel, LocalSearchSettings, Proposer
 from adaptive_runtime.local_search.running import search
-from adaptive_runtime.local_search.samples import OwnImages
-from adaptive_runtime.local_search.sessions import SegmentSessions
-from adaptive_runtime.local_search.space import LatencyRange, SegmentSpace, best_front, latency_ms, mutated
-from adaptive_runtime.local_search.surrogate import AdditiveModel
+from adaptive_runtime.local_search.space import (
+    LatencyRange,
+    PrefixTree,
+    RunCounts,
+    SegmentSpace,
+    best_front,
+    latency_ms,
+    most_for_time,
+    mutated,
+)
 
 __all__ = [
     "AdditiveModel",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.priority import step_back
+from adaptive_runtime.base.process import step_back
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.local_search.proposals import LocalSearchSettings
 from adaptive_runtime.local_search.running import search

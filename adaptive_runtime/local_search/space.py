@@ -1,10 +1,19 @@
 """SubNets as paths through segments: counting, sampling, ranges of latency, and the best path by sums of scores.
 
 Legend: E segments, B boundaries, T cells of latency. A path is a tuple of positions of segments in order.
+
+Evaluation of many SubNets on the same images: depth-first over the tree of common prefixes, without repeated runs.
+
+Features are kept only at depths where a later SubNet branches off, and are freed after the last such SubNet. Source:
+AdaptiveNet (MobiCom 2023) §5.
+
+Legend: n SubNets, N samples, K classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -12,7 +21,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.bundle.bundles import BlocksManifest
 
-Path = tuple[int, ...]
+SegmentPath = tuple[int, ...]
 Floats = NDArray[np.float64]
 CELLS = 2048
 MOST_TRIES = 50
@@ -47,7 +56,7 @@ class SegmentSpace:
         """The number of SubNets."""
         return self.ways_B[0]
 
-    def sample(self, rng: np.random.Generator) -> Path:
+    def sample(self, rng: np.random.Generator) -> SegmentPath:
         """A uniformly drawn path."""
         at, found = 0, list[int]()
         while at < self.last:
@@ -56,7 +65,7 @@ class SegmentSpace:
             at = self.ends[found[-1]]
         return tuple(found)
 
-    def all_paths(self, at: int = 0) -> Iterator[Path]:
+    def all_paths(self, at: int = 0) -> Iterator[SegmentPath]:
         """Every path from a boundary on."""
         if at == self.last:
             yield ()
@@ -64,9 +73,9 @@ class SegmentSpace:
         for one in self.leaving[at]:
             yield from ((one, *rest) for rest in self.all_paths(self.ends[one]))
 
-    def replacements(self, path: Path) -> list[Path]:
+    def replacements(self, path: SegmentPath) -> list[SegmentPath]:
         """All paths that branch off at one boundary of a path and rejoin it as soon as possible."""
-        found: dict[Path, None] = {}
+        found: dict[SegmentPath, None] = {}
         onward = {self.starts[one]: at for at, one in enumerate(path)} | {self.last: len(path)}
         for at, own in enumerate(path):
             for other in self.leaving[self.starts[own]]:
@@ -94,7 +103,7 @@ class Labels(NamedTuple):
     before: NDArray[Any]
 
 
-def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: float) -> list[Path]:
+def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: float) -> list[SegmentPath]:
     """The exact Pareto front of paths within a budget by latency and sum of scores, rising in both.
 
     Empty if the fastest path takes longer. A partial path is dropped if another one is as fast and scores as much, or if its
@@ -132,7 +141,7 @@ def _unbeaten(labels: Labels, most_ms: float) -> Labels:
     return Labels(*(column[kept] for column in labels))
 
 
-def _path(space: SegmentSpace, found: Sequence[Labels], place: int) -> Path:
+def _path(space: SegmentSpace, found: Sequence[Labels], place: int) -> SegmentPath:
     boundary, segments = space.last, list[int]()
     while boundary:
         segments.append(int(found[boundary].segments[place]))
@@ -160,11 +169,11 @@ class LatencyRange:
         self._starts = self._ways[0].copy()
         self._starts[:first] = 0.0
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: SegmentPath) -> bool:
         """Whether a path is in the range."""
         return self.least_ms <= latency_ms(path, self.ms) <= self.most_ms
 
-    def sample(self, rng: np.random.Generator) -> Path | None:
+    def sample(self, rng: np.random.Generator) -> SegmentPath | None:
         """A path in the range; None: the range is empty, or has so few paths that none was drawn."""
         if not self._starts.any():
             return None
@@ -174,7 +183,7 @@ class LatencyRange:
                 return path
         return None
 
-    def _drawn_path(self, cells: int, rng: np.random.Generator) -> Path:
+    def _drawn_path(self, cells: int, rng: np.random.Generator) -> SegmentPath:
         at, found = 0, list[int]()
         while at < self.space.last:
             leaving = self.space.leaving[at]
@@ -188,12 +197,14 @@ class LatencyRange:
         return tuple(found)
 
 
-def latency_ms(path: Path, ms_E: Floats) -> float:
+def latency_ms(path: SegmentPath, ms_E: Floats) -> float:
     """The sum of the latencies of a path's segments [ms]."""
     return float(ms_E[list(path)].sum())
 
 
-def mutated(space: SegmentSpace, path: Path, within: LatencyRange, rng: np.random.Generator) -> Path | None:
+def mutated(
+    space: SegmentSpace, path: SegmentPath, within: LatencyRange, rng: np.random.Generator
+) -> SegmentPath | None:
     """Another path in a range: one branch is replaced, and, if that leaves the range, a second one.
 
     The second branch is the one that changes latency least among those that lead back; None: none does. Source: AdaptiveNet
@@ -214,3 +225,122 @@ def _drawn(weights: Floats, rng: np.random.Generator) -> int:
     """A position, drawn with a probability proportional to its weight."""
     sums = np.cumsum(weights)
     return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
+
+
+Array = NDArray[np.float32]
+RunSegment = Callable[[int, Array], Array]
+"""Output of a segment for one batch."""
+TIME_ANYWAY = 1.0
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """Runs of segments on batches, as counts and as time [ms] by the segments' latencies.
+
+    alone: the number of runs if each SubNet were run by itself. again: those of `runs` that repeat features without room in
+    memory.
+    """
+
+    runs: int = 0
+    alone: int = 0
+    again: int = 0
+    run_ms: float = 0.0
+    alone_ms: float = 0.0
+
+    @property
+    def saved(self) -> float:
+        """The share of time that common segments save, by the latencies of segments."""
+        return 1 - self.run_ms / self.alone_ms if self.alone_ms else 0.0
+
+
+class PrefixTree:
+    """Runs SubNets together. ms_E: latencies of segments, for the counts.
+
+    cap_bytes: limit of kept features; features beyond it are computed again.
+    """
+
+    def __init__(self, run: RunSegment, ms_E: Floats, cap_bytes: float = np.inf) -> None:
+        self._run, self._ms, self._cap_bytes = run, ms_E, cap_bytes
+        self.counts = RunCounts()
+
+    def logits(self, paths: Sequence[SegmentPath], batches: Sequence[Array]) -> Iterator[tuple[int, Array]]:
+        """The position of each SubNet and its logits (N, K) for the batches, in order of completion."""
+        order = sorted(range(len(paths)), key=lambda number: paths[number])
+        ordered = [paths[number] for number in order]
+        common = [*(_common(one, other) for one, other in pairwise(ordered)), 0]
+        kept: dict[int, list[Array]] = {0: list(batches)}
+        reached = 0
+        for at, path in enumerate(ordered):
+            yield order[at], np.concatenate(self._through(path, kept, reached, _wanted(common[at:])))
+            reached = common[at]
+            for depth in [depth for depth in kept if depth > reached]:
+                del kept[depth]
+            self._count_alone(path, len(batches))
+
+    def _through(self, path: SegmentPath, kept: dict[int, list[Array]], reached: int, wanted: set[int]) -> list[Array]:
+        """The answers of one SubNet, from the deepest kept features on. reached: depth shared with the previous SubNet."""
+        start = max(kept)
+        values = kept[start]
+        for depth in range(start, len(path)):
+            values = [self._run(path[depth], value) for value in values]
+            self.counts.runs += len(values)
+            self.counts.again += len(values) if depth < reached else 0
+            self.counts.run_ms += len(values) * float(self._ms[path[depth]])
+            if depth + 1 in wanted and depth + 1 < len(path):
+                self._keep(kept, depth + 1, values)
+        return values
+
+    def _keep(self, kept: dict[int, list[Array]], depth: int, values: list[Array]) -> None:
+        """Keep features; those nearest to the input are dropped first, since they are needed last."""
+        kept[depth] = values
+        while sum(map(_bytes, list(kept.values())[1:])) > self._cap_bytes:
+            del kept[min(place for place in kept if place)]
+
+    def _count_alone(self, path: SegmentPath, batches: int) -> None:
+        self.counts.alone += batches * len(path)
+        self.counts.alone_ms += batches * float(self._ms[list(path)].sum())
+
+
+def most_for_time(paths: Sequence[SegmentPath], worth: Floats, ms_E: Floats, most: int) -> list[SegmentPath]:
+    """Greedy choice: the first SubNet, then up to `most` in all, each time the one with the most worth per added time.
+
+    worth (n,): of each SubNet. A SubNet adds the time of the segments that no chosen one reaches by the same path. TIME_ANYWAY
+    times its latency is added; otherwise SubNets that differ only in a last segment would always come first.
+    """
+    left, chosen = list(range(1, len(paths))), list(paths[:1])
+    ways = {path[:depth] for path in chosen for depth in range(1, len(path) + 1)}
+
+    def cost_ms(path: SegmentPath) -> float:
+        own_ms = sum(float(ms_E[one]) for depth, one in enumerate(path, 1) if path[:depth] not in ways)
+        return own_ms + TIME_ANYWAY * float(ms_E[list(path)].sum())
+
+    while left and len(chosen) < most:
+        best = max(left, key=lambda at: worth[at] / cost_ms(paths[at]))
+        left.remove(best)
+        chosen.append(paths[best])
+        ways.update(paths[best][:depth] for depth in range(1, len(paths[best]) + 1))
+    return chosen
+
+
+def _common(one: SegmentPath, other: SegmentPath) -> int:
+    """The number of first segments that two SubNets have in common."""
+    for depth, (own, others) in enumerate(zip(one, other, strict=False)):
+        if own != others:
+            return depth
+    return min(len(one), len(other))
+
+
+def _wanted(common: Sequence[int]) -> set[int]:
+    """The depths of the first SubNet at which a later one branches off, while all between them share the path so far."""
+    found, least = set[int](), common[0]
+    for depth in common:
+        if depth <= least:
+            found.add(depth)
+            least = depth
+        if not least:
+            break
+    return found
+
+
+def _bytes(values: Sequence[Array]) -> int:
+    return sum(value.nbytes for value in values)

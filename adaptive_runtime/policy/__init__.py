@@ -3,13 +3,22 @@
 [The choice at run time](docs/runtime_choice.md) explains it with examples.
 """
 
-from adaptive_runtime.policy.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs, DeviceContext
-from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, RequestProgress
-from adaptive_runtime.policy.log import DecisionLog, LoggedDecision, LogSection, read_log, replay
-from adaptive_runtime.policy.lookup import FoundVariant, VariantLookUp
-from adaptive_runtime.policy.objectives import LeastCost, MostAccurate, Objective
-from adaptive_runtime.policy.rules import ByRules, ChoiceRules, parse_rules
-from adaptive_runtime.policy.runs import RunByRun
+from adaptive_runtime.policy.decisions import (
+    ChoicePolicy,
+    ChoiceState,
+    Decision,
+    DecisionInputs,
+    DecisionLog,
+    DeviceContext,
+    LoggedDecision,
+    LogSection,
+    read_log,
+    replay,
+)
+from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, RequestProgress, VariantTable
+from adaptive_runtime.policy.lookup import FoundVariant, LeastCost, MostAccurate, Objective, VariantLookUp
+from adaptive_runtime.policy.parsing import parse_rules
+from adaptive_runtime.policy.rules import ByRules, ChoiceRules
 from adaptive_runtime.policy.scoring import (
     BatteryMu,
     BestScore,
@@ -17,9 +26,7 @@ from adaptive_runtime.policy.scoring import (
     PairwisePreferences,
     ScoredObjectives,
 )
-from adaptive_runtime.policy.switching import Switching
-from adaptive_runtime.policy.table import VariantTable
-from adaptive_runtime.policy.warm import WarmFirst
+from adaptive_runtime.policy.switching import RunByRun, Switching, WarmFirst
 
 __all__ = [
     "BatteryMu",

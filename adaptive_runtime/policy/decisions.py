@@ -1,15 +1,26 @@
 """Decisions: their inputs, their content with reasons, and the policies that make them.
 
 They are plain tuples, since a request waits for them; the log checks their values.
+
+Decisions as lines of JSON in a file, and their replay.
+
+A log of decisions of bounded size.
 """
 
+import hashlib
+import logging
+import mmap
+import os
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple, Protocol
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer, ValidationError
 
-from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors
-from profiling_agents.messages import Message
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, VariantTable
+from profiling_agents.messages import Digest, Message, one_line
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -100,3 +111,189 @@ class ChoicePolicy(Protocol):
     """A pure function of state and inputs: the same ones give the same decision."""
 
     def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]: ...
+
+
+DECISION = '{"inputs":'
+BY_NAME = PlainSerializer(lambda fields: fields._asdict())
+
+
+class DecisionLogHead(Message):
+    """First line of a section of a log: a process began to decide. table: digest of its table. state: its initial state.
+
+    policy: the rules by which it decided; None: no rules.
+    """
+
+    version: Literal[1] = 1
+    table: Digest
+    state: Annotated[ChoiceState, BY_NAME]
+    policy: str | None = None
+
+
+class LoggedDecision(Message):
+    """Any further line of a log."""
+
+    inputs: Annotated[DecisionInputs, BY_NAME]
+    decision: Annotated[Decision, BY_NAME]
+
+
+class LogSection(NamedTuple):
+    """All decisions of one process. line: number of the head's line."""
+
+    line: int
+    head: DecisionLogHead
+    decisions: list[LoggedDecision]
+
+
+class DecisionLog:
+    """Appends a section to a log; a line is in the file when `append` returns. policy: the text of rules."""
+
+    def __init__(self, file: Path, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
+        _cut_to_whole_lines(file)
+        self._stream = file.open("a", encoding="utf-8", buffering=1)
+        try:
+            head = DecisionLogHead(table=digest(table), state=state, policy=policy)
+            self._stream.write(head.model_dump_json() + "\n")
+        except OSError:
+            self.close()
+            raise
+
+    def append(self, inputs: DecisionInputs, decision: Decision) -> None:
+        """Append one decision."""
+        self._stream.write(LoggedDecision(inputs=inputs, decision=decision).model_dump_json() + "\n")
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._stream.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file, even if the disk is full."""
+        with suppress(OSError):
+            self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_log(file: Path) -> list[LogSection]:
+    """The sections of a log. A truncated last line is left out. AdaptiveError for damage in another line."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is incomplete
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdaptiveError(str(file), f"cannot be read ({error})") from error
+    sections: list[LogSection] = []
+    for number, text in enumerate(lines, 1):
+        try:
+            line = (LoggedDecision if text.startswith(DECISION) else DecisionLogHead).model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(f"{file}, line {number}", one_line(error)) from error
+        if isinstance(line, DecisionLogHead):
+            sections.append(LogSection(number, line, []))
+        elif sections:
+            sections[-1].decisions.append(line)
+        else:
+            raise AdaptiveError(f"{file}, line {number}", "a decision without a head before it")
+    if not sections:
+        raise AdaptiveError(str(file), "is no log of decisions")
+    return sections
+
+
+def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
+    """Decide again from the inputs of a log; return how many decisions were equal. AdaptiveError for the first that differs.
+
+    The head of a section has the rules by which it was decided, if any: `parse_rules` reads them.
+    """
+    count = 0
+    for first, head, decisions in read_log(file):
+        if head.table != digest(table):
+            got = f"line {first} and after were decided with another table"
+            raise AdaptiveError(str(file), got, next_step="replay it with that one")
+        state = head.state
+        for number, line in enumerate(decisions, first + 1):
+            state, decision = policy.decide(state, line.inputs)
+            if decision != line.decision:
+                got = f"line {number} decided '{line.decision.reason}', the replay '{decision.reason}'"
+                got += "" if head.policy is None else f"; its policy was '{head.policy}'"
+                raise AdaptiveError(str(file), got, next_step="replay it with the policy that decided")
+        count += len(decisions)
+    return count
+
+
+def _cut_to_whole_lines(file: Path) -> None:
+    """Remove the incomplete line that a killed process has left."""
+    if file.exists() and file.stat().st_size:
+        with file.open("r+b") as stream:
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as written:
+                whole = written.rfind(b"\n") + 1
+            stream.truncate(whole)
+
+
+def digest(table: VariantTable) -> str:
+    """SHA-256 of a table."""
+    return hashlib.sha256(table.to_json().encode()).hexdigest()
+
+
+LOG = logging.getLogger("adaptive_runtime")
+BYTES_PER_MIB = 1 << 20
+
+
+class DecisionRecord:
+    """A `DecisionLog` that starts a new file when it exceeds a size; each file can be replayed by itself.
+
+    AdaptiveError: the file cannot be written. If a later write fails, one line is logged and decisions continue without the
+    record.
+    """
+
+    def __init__(
+        self, file: Path, table: VariantTable, state: ChoiceState, most_mib: float, policy: str | None = None
+    ) -> None:
+        self.file, self._table, self._most_bytes, self._policy = file, table, most_mib * BYTES_PER_MIB, policy
+        self._log: DecisionLog | None
+        try:
+            self._log = DecisionLog(file, table, state, policy)
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be written ({error.strerror})") from error
+
+    @property
+    def earlier(self) -> Path:
+        """The previous file."""
+        return self.file.with_name(f"{self.file.stem}.1{self.file.suffix}")
+
+    def append(self, before: ChoiceState, inputs: DecisionInputs, decision: Decision) -> None:
+        """Append a decision that was made in the state `before`."""
+        if self._log is None:
+            return
+        try:
+            if self._log.bytes > self._most_bytes:
+                self._log = self._begun_anew(self._log, before)
+            self._log.append(inputs, decision)
+        except OSError as error:
+            self._give_up(error)
+
+    def go_on(self, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
+        """Record decisions with another table from now on, in a new file."""
+        self._table, self._policy = table, policy
+        if self._log is not None:
+            try:
+                self._log = self._begun_anew(self._log, state)
+            except OSError as error:
+                self._give_up(error)
+
+    def close(self) -> None:
+        """Close the file; later decisions are not recorded."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _begun_anew(self, log: DecisionLog, state: ChoiceState) -> DecisionLog:
+        """The log in a new file. OSError if that fails."""
+        log.close()
+        self.file.replace(self.earlier)
+        return DecisionLog(self.file, self._table, state, self._policy)
+
+    def _give_up(self, error: OSError) -> None:
+        LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
+        self.close()

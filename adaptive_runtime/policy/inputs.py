@@ -1,17 +1,127 @@
 """Inputs of a choice besides the table: limits, and the slow-down of variants under load.
 
 Legend: V variants, C load classes.
+
+The variants of a deployed model as a file: a variant is a SubNet, or a SubNet up to an exit.
+
+Legend: V variants.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import ceil, copysign, floor, log10, sqrt
+from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
 
-from profiling_agents.messages import Message
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.files import read_bytes, replace_file
+from profiling_agents.messages import Message, one_line
+
+Column = tuple[Annotated[float, Field(ge=0)], ...]
+Positives = tuple[Annotated[float, Field(gt=0)], ...]
+Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
+OPTIONAL = ("latency_error", "energy_mj", "memory_mib", "load_class")
+AGAIN = "make the table again"
+
+
+class VariantTable(Message):
+    """One row for each variant, stored as columns (V,). None: the column is unknown.
+
+    accuracy: fraction. latency_ms: predicted without load; latency_error: standard deviation of the prediction, relative.
+    energy_mj: of one sample. load_class: variants of one class slow down alike under load; None: all variants do.
+    """
+
+    version: Literal[1] = 1
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    accuracy: Shares
+    latency_ms: Positives
+    latency_error: Column | None = None
+    energy_mj: Column | None = None
+    memory_mib: Column | None = None
+    load_class: tuple[Annotated[int, Field(ge=0, lt=64)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _columns_have_one_value_for_each_variant(self) -> Self:
+        for name in ("accuracy", "latency_ms", *OPTIONAL):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.names):
+                raise ValueError(f"{name} has {len(column)} values for {len(self.names)} variants")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("two variants have one name")
+        return self
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def of_rows(self, rows: Sequence[int]) -> Self:
+        """The table with only the given rows."""
+        columns = {name: getattr(self, name) for name in ("names", "accuracy", "latency_ms", *OPTIONAL)}
+        known = {name: tuple(column[row] for row in rows) for name, column in columns.items() if column is not None}
+        return type(self)(**known)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Columns that the table lacks."""
+        return tuple(name for name in OPTIONAL if getattr(self, name) is None)
+
+    @property
+    def accuracy_V(self) -> NDArray[np.float64]:
+        return np.array(self.accuracy)
+
+    @property
+    def latency_ms_V(self) -> NDArray[np.float64]:
+        return np.array(self.latency_ms)
+
+    @property
+    def latency_error_V(self) -> NDArray[np.float64]:
+        return self._or_zeros(self.latency_error)
+
+    @property
+    def energy_mj_V(self) -> NDArray[np.float64]:
+        return self._or_zeros(self.energy_mj)
+
+    @property
+    def memory_mib_V(self) -> NDArray[np.float64]:
+        return self._or_zeros(self.memory_mib)
+
+    @property
+    def load_class_V(self) -> NDArray[np.int64]:
+        return self._or_zeros(self.load_class).astype(np.int64)
+
+    @property
+    def load_classes(self) -> int:
+        """The number of load classes, C."""
+        return int(self.load_class_V.max()) + 1
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json() + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "table of variants") -> Self:
+        """Parse a file's text. AdaptiveError in one line for another version, damage, or another kind of file."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
+
+    def write(self, file: Path) -> None:
+        """Write the file, whole or not at all. OSError."""
+        replace_file(file, self.to_json())
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the file. AdaptiveError in one line."""
+        return cls.from_json(read_bytes(file, AGAIN), str(file))
+
+    def _or_zeros(self, column: Sequence[float] | None) -> NDArray[np.float64]:
+        return np.zeros(len(self)) if column is None else np.array(column, np.float64)
+
 
 MOST_QUANTILE = 1 - 1e-9
 MOST_ROOM = 3.0

@@ -4,21 +4,71 @@ The more accurate variant is preferred; among equally accurate ones the faster, 
 Tables have some tens of rows, so a plain loop is the fastest look-up.
 
 Legend: V variants.
+
+Errors of prediction, rounded up to a few values: variants of one load class and one error share their limit on latency.
+
+Legend: V variants, L levels.
+
+Objectives of a choice: the most accurate variant within limits, or the one with the least weighted cost.
 """
 
 import copy
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from math import inf
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, deviations, effective_factor, room_of
-from adaptive_runtime.policy.rounding import Values, rounded_errors
-from adaptive_runtime.policy.table import VariantTable
+from adaptive_runtime.policy.inputs import (
+    ChoiceLimits,
+    LoadFactors,
+    VariantTable,
+    deviations,
+    effective_factor,
+    room_of,
+)
+
+MOST_ERRORS = 4
+MOST_LEVELS = 64
+"""Limit of distinct errors among which the kept ones are found; of more, quantiles are taken."""
+Values = NDArray[np.float64]
+
+
+def rounded_errors(error_V: Values) -> Values:
+    """Errors, rounded up by as little as possible so that at most `MOST_ERRORS` differ."""
+    levels, at_V = np.unique(error_V, return_inverse=True)
+    if len(levels) <= MOST_ERRORS:
+        return error_V
+    if len(levels) > MOST_LEVELS:
+        levels = np.unique(np.quantile(error_V, np.arange(1, MOST_LEVELS + 1) / MOST_LEVELS, method="higher"))
+        at_V = np.searchsorted(levels, error_V)
+    return _least_raised(levels, np.bincount(at_V, minlength=len(levels)))[at_V]
+
+
+def _least_raised(levels_L: Values, count_L: NDArray[np.intp]) -> Values:
+    """Levels (L,) rounded up to `MOST_ERRORS` of them, so that the total increase over all values is smallest."""
+    count, whole = np.append(0, np.cumsum(count_L)), np.append(0.0, np.cumsum(count_L * levels_L))
+    # raised_LL[first, last]: total increase of the values of levels first … last
+    raised_LL = levels_L * (count[1:] - count[:-1, None]) - (whole[1:] - whole[:-1, None])
+    raised_LL[np.tril_indices(len(levels_L), -1)] = inf
+    least_L, firsts = raised_LL[0], []
+    for _ in range(MOST_ERRORS - 1):
+        choices_LL = np.append(0.0, least_L[:-1])[:, None] + raised_LL
+        firsts.append(choices_LL.argmin(0))
+        least_L = choices_LL.min(0)
+    rounded_L, last = np.empty_like(levels_L), len(levels_L) - 1
+    for first_L in (*reversed(firsts), np.zeros(len(levels_L), np.int64)):
+        rounded_L[first_L[last] : last + 1] = levels_L[last]
+        last = first_L[last] - 1
+        if last < 0:
+            break
+    return rounded_L
+
 
 NONE: Set[int] = frozenset()
 
@@ -203,3 +253,71 @@ class VariantLookUp:
             for one in found
         )
         return FoundVariant(variant, effective_ms, False)
+
+
+class Objective(Protocol):
+    """`find`: the best variant now, none of `without`.
+
+    `prefers`: whether one variant is better than another if both keep the limits.
+    """
+
+    @property
+    def look_up(self) -> VariantLookUp: ...
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant: ...
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MostAccurate:
+    """The most accurate variant within the limits."""
+
+    look_up: VariantLookUp
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
+        return self.look_up.under(limits, factors, without)
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
+        return self.look_up.prefers(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastCost:
+    """The variant with the least J = alpha · latency + beta · energy within the limits and with a least accuracy.
+
+    Latency: mean under load. If no variant keeps all conditions, the accuracy is given up first. Source: AdaScale, eq. 6 and 7,
+    and the accuracy of its eq. 1.
+    """
+
+    look_up: VariantLookUp
+    alpha_per_ms: float
+    beta_per_mj: float
+    least_accuracy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.alpha_per_ms < 0 or self.beta_per_mj < 0:
+            got = f"weights {self.alpha_per_ms:g} and {self.beta_per_mj:g}"
+            raise AdaptiveError("objective", got, allowed="0 and more")
+        if self.beta_per_mj and self.look_up.table.energy_mj is None:
+            raise AdaptiveError("objective", "a weight of energy for a table without energy", allowed="0")
+
+    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
+        within, accuracy = list(self.look_up.within(limits, factors, without)), self.look_up.table.accuracy
+        if not within:
+            return self.look_up.under(limits, factors, without)
+        able = [each for each in within if accuracy[each] >= self.least_accuracy] or within
+        variant = min(able, key=lambda each: self.cost(each, factors))  # of equal costs, the preferred one
+        return FoundVariant(variant, self.look_up.effective_ms(variant, limits, factors), True)
+
+    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
+        place_V = self.look_up.place_V
+        return (self.cost(one, factors), place_V[one]) < (self.cost(other, factors), place_V[other])
+
+    def cost(self, variant: int, factors: LoadFactors) -> float:
+        """J of a variant under load."""
+        table = self.look_up.table
+        load_class = 0 if table.load_class is None else table.load_class[variant]
+        mean, _ = factors.own.get(variant, (factors.mean[load_class], 0.0))
+        energy_mj = 0.0 if table.energy_mj is None else table.energy_mj[variant]
+        return self.alpha_per_ms * (table.latency_ms[variant] * mean) + self.beta_per_mj * energy_mj

@@ -3,8 +3,15 @@
 [The run time](docs/runtime.md#memory) explains sharing, the memory of a SubNet, and the order of freeing.
 """
 
-from adaptive_runtime.pool.parts import VariantError, failure
 from adaptive_runtime.pool.pool import SubNetPool
-from adaptive_runtime.pool.variants import STACK_FRAME, Answerer, PlacedRuns, PlacedRuntime, Variant
+from adaptive_runtime.pool.variants import (
+    STACK_FRAME,
+    Answerer,
+    PlacedRuns,
+    PlacedRuntime,
+    Variant,
+    VariantError,
+    failure,
+)
 
 __all__ = ["STACK_FRAME", "Answerer", "PlacedRuns", "PlacedRuntime", "SubNetPool", "Variant", "VariantError", "failure"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.process import give_back, resident_mib
 from adaptive_runtime.bundle.bundles import CHAIN_FORMATS, BundledSubNet, BundleFormat, OpenBundle
 from adaptive_runtime.bundle.chains import (
     ChainManifest,
@@ -26,12 +27,18 @@ from adaptive_runtime.bundle.chains import (
     require_runtime,
 )
 from adaptive_runtime.exits import Decider
-from adaptive_runtime.pool.beside import Beside
-from adaptive_runtime.pool.memory import give_back, resident_mib
-from adaptive_runtime.pool.parts import PartFiles, PoolPart, VariantError, failure
-from adaptive_runtime.pool.prepared import PreparedFiles
-from adaptive_runtime.pool.scaling import scaling_of
-from adaptive_runtime.pool.variants import Answerer, Array, PlacedRuns, Variant
+from adaptive_runtime.pool.prepared import Beside, PreparedFiles
+from adaptive_runtime.pool.variants import (
+    Answerer,
+    Array,
+    PartFiles,
+    PlacedRuns,
+    PoolPart,
+    Variant,
+    VariantError,
+    failure,
+    scaling_of,
+)
 
 LOG = logging.getLogger(__name__)
 PROGRAM_MIB = 4.0

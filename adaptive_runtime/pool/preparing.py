@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_runtime.base.priority import step_back
+from adaptive_runtime.base.process import step_back
 from adaptive_runtime.bundle.chains import inputs_of, session_options
 from profiling_agents.messages import Message, RuntimeSettings
 

@@ -1,22 +1,224 @@
 """Variants: a SubNet of a bundle and the exit at which it answers, ready to answer.
 
 Legend: N samples, C channels, H height, W width.
+
+Samples in a SubNet's size: images scaled bilinearly with anti-aliasing, as in training, and the first words of texts.
+
+Legend: N samples, C channels, H height, W width; O output size, I input size.
+
+Parts: the units of loading and freeing; one ONNX file, or one net of ncnn.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.base.errors import NotBackError
-from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat, NetFigures
-from adaptive_runtime.bundle.chains import ChainAnswers, ChainRuntime, ExitChain
+from adaptive_runtime.base.errors import AdaptiveError, NotBackError
+from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat, NetFigures, OpenBundle
+from adaptive_runtime.bundle.chains import (
+    ChainAnswers,
+    ChainManifest,
+    ChainRuntime,
+    ExitChain,
+    InputPreparation,
+    InputsPreparation,
+    NcnnChain,
+    SamplePreparation,
+    inputs_of,
+    session_options,
+)
 from adaptive_runtime.exits import Decider
-from adaptive_runtime.pool.parts import PoolPart, VariantError, failure
+from adaptive_runtime.pool.prepared import Names, PreparationError, PreparedFiles
+from adaptive_runtime.pool.preparing import prepared_settings
+from adaptive_runtime.samples.inputs import NumbersPreparation, TextPreparation, of_length, packed
+from profiling_agents.messages import RuntimeSettings
+
+AnyArray = NDArray[Any]
+BILINEAR = "bilinear, antialiased"
+
+
+def scaling(
+    before: tuple[int, int], after: tuple[int, int], interpolation: str
+) -> Callable[[AnyArray], AnyArray] | None:
+    """A function that scales images (N, C, *before) to (N, C, *after); None if not needed. AdaptiveError: another method."""
+    if before == after:
+        return None
+    if interpolation != BILINEAR:
+        raise AdaptiveError("preparation", f"size_interpolation '{interpolation}'", allowed=BILINEAR)
+    rows_OI, columns_OI = (_weights(*sizes) for sizes in zip(before, after, strict=True))
+    columns_IO = np.ascontiguousarray(columns_OI.T)
+
+    def scaled(x_NCHW: AnyArray) -> AnyArray:
+        return np.ascontiguousarray(rows_OI @ (x_NCHW @ columns_IO))
+
+    return scaled
+
+
+def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> Callable[[AnyArray], AnyArray] | None:
+    """A function that scales samples of the data's own size for a SubNet with this input shape; None if not needed."""
+    if isinstance(preparation, TextPreparation):
+        return _scaling_of_input(preparation)
+    if isinstance(preparation, InputsPreparation):
+        scales = {name: _scaling_of_input(one) for name, one in preparation.inputs.items()}
+        return partial(_scaled_inputs, scales) if any(scales.values()) else None
+    height, width = input_shape[-2:]
+    return scaling((preparation.resolution,) * 2, (height, width), preparation.size_interpolation)
+
+
+def _scaling_of_input(one: InputPreparation) -> Callable[[AnyArray], AnyArray] | None:
+    if isinstance(one, NumbersPreparation):
+        return None
+    if isinstance(one, TextPreparation):
+        (length,) = one.size
+        return None if length == one.length else partial(of_length, length=length)
+    return scaling((one.resolution,) * 2, one.size, one.size_interpolation)
+
+
+def _scaled_inputs(scales: Mapping[str, Callable[[AnyArray], AnyArray] | None], x_N: AnyArray) -> AnyArray:
+    return packed({name: x_N[name] if scale is None else scale(x_N[name]) for name, scale in scales.items()})
+
+
+def _weights(before: int, after: int) -> AnyArray:
+    """The share of each input pixel in each output pixel (O, I): a triangle as wide as two pixels of the coarser grid."""
+    scale = before / after
+    width = max(scale, 1.0)
+    centres_O1 = (np.arange(after)[:, None] + 0.5) * scale
+    distance_OI = np.abs(np.arange(before) + 0.5 - centres_O1) / width
+    found_OI = np.maximum(0.0, 1.0 - distance_OI)
+    return (found_OI / found_OI.sum(1, keepdims=True)).astype(np.float32)
+
+
+FATAL_ALONE = 4
+"""Errors are raised and reported in one line; onnxruntime need not print them, too."""
+
+
+class VariantError(Exception):
+    """Loading or running a variant failed. One line."""
+
+
+class PoolPart:
+    """A part by name. value: the loaded object; None: not loaded. need_mib: its largest memory while it is loaded.
+
+    used: number of the latest request that used it. own: loads it from its file; loads: the present way of loading.
+    """
+
+    __slots__ = ("_kept_mib", "loads", "name", "need_mib", "own", "used", "value")
+
+    def __init__(self, name: str, loads: Callable[[], Any], need_mib: float) -> None:
+        self.name, self.own, self.loads, self.need_mib = name, loads, loads, need_mib
+        self.value: Any = None
+        self.used = 0
+        self._kept_mib = 0.0
+
+    @property
+    def kept_mib(self) -> float:
+        """Memory of the loaded part, as far as known."""
+        return self._kept_mib or self.need_mib
+
+    def grew(self, mib: float, kept_mib: float) -> None:
+        """Record that the process grew by `mib` while the part was loaded, and by `kept_mib` afterwards.
+
+        Both underestimate if the part reused memory that others had freed, so neither value ever shrinks.
+        """
+        self.need_mib = max(mib, self.need_mib)
+        self._kept_mib = max(kept_mib, self._kept_mib)
+
+
+class PartFiles:
+    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: receives lines for people.
+
+    waits: prepare a file before it is loaded; else load the original file if it is not prepared yet.
+    """
+
+    def __init__(
+        self, bundle: OpenBundle, prepared: PreparedFiles | None, tell: Callable[[str], None], *, waits: bool = True
+    ) -> None:
+        self.bundle, self.prepared, self.tell, self.waits = bundle, prepared, tell, waits
+
+    def prepare(self, *files: Names) -> None:
+        """Prepare ONNX files that are not prepared yet; if that fails, the original files are used."""
+        if self.prepared is not None:
+            try:
+                self.prepared.get(*files)
+            except PreparationError as error:
+                if self.prepared.stopped:
+                    return
+                self.tell(f"{files[0][0]}: {error}; files are loaded as they are, which takes longer and more memory")
+                self.prepared = None
+
+    def session(self, manifest: ChainManifest, names: Names) -> Any:
+        """A session of onnxruntime that has run once."""
+        if self.waits:
+            self.prepare(names)
+        if self.prepared is None or self.is_early(names):
+            session = _session(self.bundle.verified(*names)[0], manifest.settings)
+        else:
+            try:
+                session = _prepared_session(self.prepared, names, manifest.settings)
+            except PreparationError as error:
+                self.tell(f"{names[0]}: {error}; it is prepared again")
+                self.prepared.forget(names)
+                if not self.waits:
+                    return self.session(manifest, names)
+                session = _prepared_session(self.prepared, names, manifest.settings)
+        session.run(None, inputs_of(session))
+        return session
+
+    def is_early(self, names: Names) -> bool:
+        """Whether the original file is to be loaded for now, since its prepared form does not exist yet."""
+        return not self.waits and self.prepared is not None and self.prepared.ready(names) is None
+
+    def plain_session(
+        self, manifest: ChainManifest, names: Names, constants: Mapping[str, NDArray[np.float32]] | None = None
+    ) -> Any:
+        """A session of an original, unprepared file. constants: by name; they replace those in the weights file."""
+        return _session(self.bundle.verified(*names)[0], manifest.settings, constants)
+
+    def net(self, manifest: ChainManifest, folder: Path) -> NcnnChain:
+        """A net of ncnn that has run once."""
+        self.bundle.verified(*manifest.files)
+        net = NcnnChain(manifest, folder)
+        zeros = {one.name: np.zeros(tuple(size or 1 for size in one.shape), one.type) for one in manifest.input.every}
+        run = net.start(packed(zeros))
+        for _ in manifest.segments:
+            run.next()
+        return net
+
+
+def _prepared_session(prepared: PreparedFiles, names: Names, settings: RuntimeSettings) -> Any:
+    (file,) = prepared.get(names)
+    try:
+        return _session(file, prepared_settings(settings))
+    except Exception as error:  # exceptions of many kinds, none of them ours
+        raise PreparationError(f"its prepared form does not load ({failure(error)})") from error
+
+
+def _session(file: Path, settings: RuntimeSettings, constants: Mapping[str, NDArray[np.float32]] | None = None) -> Any:
+    import onnxruntime
+
+    options = session_options(settings)
+    options.log_severity_level = FATAL_ALONE
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in (constants or {}).items()}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session.constants = constants  # keeps their memory alive as long as the session
+    return session
+
+
+def failure(error: Exception) -> str:
+    """An error as one line; errors of a runtime with their type."""
+    if isinstance(error, AdaptiveError | VariantError | PreparationError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
 
 Array = NDArray[np.float32]
 Found = TypeVar("Found")

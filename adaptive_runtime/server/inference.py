@@ -9,13 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.bundle.bundles import TakenSamples
-from adaptive_runtime.model.deployed import DeployedModel, ModelAnswer
-from adaptive_runtime.model.deployed.decoding import SEGMENTATION, SEVERAL_CLASSES, TAGGING, UPSCALES, targets_of
-from adaptive_runtime.samples.several import packed
-from adaptive_runtime.server.protocol import InferRequest, SentTensor
+from adaptive_runtime.model.answers import SEGMENTATION, SEVERAL_CLASSES, TAGGING, UPSCALES, ModelAnswer, targets_of
+from adaptive_runtime.model.deployed import DeployedModel
+from adaptive_runtime.samples.inputs import packed
+from adaptive_runtime.server.protocol import (
+    NAMES,
+    InferRequest,
+    NamedTensor,
+    PackedBody,
+    RequestRefused,
+    SentTensor,
+    pack,
+    shown,
+    split,
+    unpack,
+    values_of,
+)
 from adaptive_runtime.server.recent import by_sample
-from adaptive_runtime.server.refusals import RequestRefused
-from adaptive_runtime.server.tensors import NAMES, NamedTensor, PackedBody, pack, shown, split, unpack, values_of
 
 INPUT = "input"
 DATATYPES_OUT = {"logits": "FP32", "confidence": "FP64", "boxes": "FP32", "scores": "FP32", "images": "FP32"}

@@ -1,28 +1,230 @@
 """Guard that lets weights adapt only while images drift, and only while adapting improves the answers.
 
 Legend: B batch, C channels, H height, W width, K classes, N images of calibration, D statistics of an image.
+
+Drift detection before anything changes: a sequential test with bounded false alarms.
+
+Legend: N images of calibration, D statistics of an image, G bets.
+
+The verdict whether an adaptation is kept, from answers alone.
+
+Legend: B holdout images, A labelled source images, K classes.
+
+Memory of images to adapt to: recent, diverse, and balanced over the classes that the network predicts.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.base.weight_options import GuardSettings
-from adaptive_runtime.base.weight_state import GuardEventKind
-from adaptive_runtime.exits.measures import Entropy
+from adaptive_runtime.base.weight_options import GuardEventKind, GuardSettings
+from adaptive_runtime.exits.decisions import Entropy, TopProbability
 from adaptive_runtime.weights.aligning import AlignedView, AlignmentDecision
-from adaptive_runtime.weights.detection import DriftDetector
-from adaptive_runtime.weights.judging import AdaptedVerdict
-from adaptive_runtime.weights.memory import BalancedMemory
+
+POWERS = (0.2, 0.5, 0.8)
+"""ε of the bets ε · p^(ε−1), each on small and on large p-values; the integral of each over [0, 1] is 1."""
+RUN_IMAGES = 20_000
+"""Images after which the test restarts without an alarm, so that memory is bounded."""
+SMALLEST = 1e-12
+"""Smaller p-values are raised to this one: bets stay finite, and no bet pays more than without the limit."""
+
+
+class DriftDetector:
+    """Detects, image by image, whether images stop being exchangeable with those of calibration.
+
+    Each statistic of a new image gets a conformal p-value among those of calibration and of all images of the run so far: p =
+    (#larger + u · (#equal + 1)) / (n + 1), u uniform. While calibration and images of the run are exchangeable, a statistic's
+    p-values are independent and uniform, whatever the distribution (Vovk, Gammerman and Shafer, 2005, theorem 8.2). Bets f with
+    ∫f = 1 then make a Shiryaev–Roberts process of each statistic and bet, R ← (1 + R) · f(p), with E[R after t images] = t: R −
+    t is a martingale. The same holds for the mean R̄ over statistics and bets. The alarm is R̄ ≥ c.
+
+    While nothing drifts, for any network and any distribution of images, P(first alarm within n images) ≤ n/c for every n. By
+    optional stopping, in one run c · P(alarm within n) ≤ E[R̄ at the stop] = E[images until the stop] ≤ n. Until the first
+    alarm runs begin at fixed images, so their probabilities add up. The probability is over calibration images, too. With c =
+    100,000 / rate this is `rate` alarms per 100,000 images. A run that follows a false alarm begins at a time that depends on
+    calibration; for later alarms the bound is not proven.
+
+    Source: Vovk et al., COPA 2021; Shin, Ramdas and Rinaldo, New England Journal of Statistics in Data Science 2024
+    (e-detectors).
+
+    A run ends with an alarm, or after 20,000 images.
+    """
+
+    def __init__(self, calibration_ND: NDArray[np.float64], false_alarms: float, seed: int) -> None:
+        """false_alarms: per 100,000 images."""
+        self.threshold = 1e5 / false_alarms
+        self._calibration = [sorted(column) for column in calibration_ND.T.tolist()]
+        self._rng = np.random.default_rng(seed)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a run with the calibration images only."""
+        self._known = [list(column) for column in self._calibration]
+        self._evidence_DG = np.zeros((len(self._known), 2 * len(POWERS)))
+        self.images = 0
+
+    @property
+    def evidence(self) -> float:
+        """R̄; an alarm is raised at `threshold`."""
+        return float(self._evidence_DG.mean())
+
+    def update(self, score_D: NDArray[np.float64]) -> bool:
+        """Whether one more image raises an alarm; if so, the next image begins a run."""
+        p_D = np.array([self._p_value(known, float(value)) for known, value in zip(self._known, score_D, strict=True)])
+        self._evidence_DG = (1 + self._evidence_DG) * bets(p_D)
+        self.images += 1
+        alarm = self.evidence >= self.threshold
+        if alarm or self.images >= RUN_IMAGES:
+            self.restart()
+        return alarm
+
+    def _p_value(self, known: list[float], value: float) -> float:
+        """The p-value of a value, which is added to the known ones."""
+        below, not_above = bisect_left(known, value), bisect_right(known, value)
+        larger, equal = len(known) - not_above, not_above - below
+        insort(known, value)
+        return (larger + float(self._rng.random()) * (equal + 1)) / len(known)
+
+
+def bets(p_D: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(D, G) factors of each p-value."""
+    sides_D2 = np.clip(np.stack([p_D, 1 - p_D], 1), SMALLEST, 1)
+    powers = np.array(POWERS)
+    return (powers * sides_D2[:, :, None] ** (powers - 1)).reshape(len(p_D), -1)
+
+
+MOST_ONE_SIDED = 0.25
+"""Allowed increase of the largest class share from the source's answers to the adapted ones."""
+FEWEST_LABELLED = 32
+"""Minimum number of labelled source images for a judge."""
+Logits = NDArray[np.float32]
+
+
+class AdaptedVerdict(NamedTuple):
+    """kept: whether the adapted network is kept; reason: for people. Expected accuracies on holdout images, 0 to 1."""
+
+    kept: bool
+    reason: str
+    expected_of_source: float
+    expected_of_adapted: float
+
+
+class AnchorGap(NamedTuple):
+    """Accuracy on labelled source images, and its excess over the mean confidence; in [0, 1]."""
+
+    accuracy: float
+    above: float
+
+    @classmethod
+    def of(cls, logits_AK: Logits, label_A: NDArray[np.int64]) -> Self:
+        """From logits and labels."""
+        accuracy = float((logits_AK.argmax(1) == label_A).mean())
+        return cls(accuracy, accuracy - confidence(logits_AK))
+
+
+def judged(
+    source_BK: Logits, source_above: float, adapted_BK: Logits, adapted_above: float, lost_points: float = 0.0
+) -> AdaptedVerdict:
+    """The verdict from answers for holdout images.
+
+    Their expected accuracy is the mean confidence plus the excess of accuracy over confidence on labelled images,
+    `source_above` and `adapted_above` (difference of confidences; Guillory et al., ICCV 2021, §3). Adapted answers may not be
+    much more one-sided. lost_points: lost accuracy on source images beyond the allowed loss; 0: within the allowed loss.
+    """
+    of_source, of_adapted = confidence(source_BK) + source_above, confidence(adapted_BK) + adapted_above
+    wider = _largest_share(adapted_BK) - _largest_share(source_BK)
+    if lost_points > 0:
+        reason = f"adapted weights lose {lost_points:.1f} points on source images"
+    elif wider > MOST_ONE_SIDED:
+        reason = f"one class has {100 * wider:.0f} points more of the answers than of the source's"
+    elif not of_adapted >= of_source:
+        reason = f"fewer right answers are expected, {_percent(of_adapted)} instead of {_percent(of_source)}"
+    else:
+        reason = f"{_percent(of_adapted)} right answers are expected, {_percent(of_source)} of the source"
+        return AdaptedVerdict(True, reason, of_source, of_adapted)
+    return AdaptedVerdict(False, reason, of_source, of_adapted)
+
+
+def _percent(expected: float) -> str:
+    """For people; clipped, since confidence plus the excess of accuracy may exceed 100 % or fall below 0 %."""
+    return f"{100 * min(max(expected, 0.0), 1.0):.0f} %"
+
+
+def confidence(logits_BK: Logits) -> float:
+    """Mean probability of the answers."""
+    return float(TopProbability().step(logits_BK, ())[1].mean())
+
+
+def _largest_share(logits_BK: Logits) -> float:
+    return float(np.bincount(logits_BK.argmax(1)).max() / len(logits_BK))
+
+
+Array = NDArray[np.float32]
+
+
+class _Kept(NamedTuple):
+    """x_CHW: the image; number: its position in the sequence of images."""
+
+    x_CHW: Array
+    number: int
+
+
+class BalancedMemory:
+    """The newest images of each predicted class, so that a sequence of one class does not dominate.
+
+    A full memory drops the oldest image of its largest class; images that are too old leave. Balance by predictions: NOTE (Gong
+    et al., NeurIPS 2022, §3.2); by age: RoTTA (Yuan et al., CVPR 2023, §3.2).
+    """
+
+    def __init__(self, capacity: int, oldest: int, redundancy: float) -> None:
+        """capacity, oldest: [images]. redundancy: ‖x − y‖² / ‖y‖² from a known image of the class below which x is left out."""
+        self._capacity, self._oldest, self._redundancy = capacity, oldest, redundancy
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all images."""
+        self._classes: dict[int, deque[_Kept]] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes.values()))
+
+    def add(self, x_CHW: Array, predicted: int) -> bool:
+        """Add an image, and return whether it was new and kept."""
+        self._number += 1
+        self._age()
+        own = self._classes.setdefault(predicted, deque())
+        if own and self._is_known(x_CHW, own):
+            return False
+        if len(self) >= self._capacity:
+            largest = max(self._classes.values(), key=lambda kept: (len(kept), kept is own))
+            largest.popleft()
+        own.append(_Kept(x_CHW, self._number))
+        return True
+
+    def _is_known(self, x_CHW: Array, kept: deque[_Kept]) -> bool:
+        y_BCHW = np.stack([each.x_CHW for each in kept])
+        size_B = np.maximum(np.square(y_BCHW).sum((1, 2, 3)), SMALLEST)
+        return bool((np.square(x_CHW - y_BCHW).sum((1, 2, 3)) / size_B < self._redundancy).any())
+
+    def _age(self) -> None:
+        for kept in self._classes.values():
+            while kept and kept[0].number <= self._number - self._oldest:
+                kept.popleft()
+
+    def batch(self) -> Array:
+        """All images (B, C, H, W)."""
+        return np.stack([each.x_CHW for kept in self._classes.values() for each in kept])
+
 
 MOST_EVENTS = 1000
 FEWEST_QUIET, TIMES_QUIET, ALARMS = 32, 4, 8
 """Images without an alarm after which drift is over: a minimum, and a multiple of the longest gap between the last alarms."""
 FEWEST_STEPS = 2
 """Steps before the first verdict: a single step has seen few images."""
-Array = NDArray[np.float32]
 
 
 class GuardEvent(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.message_files import FileMessage
+from adaptive_runtime.base.files import FileMessage
 
 NotNegative = Annotated[float, Field(ge=0)]
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links.measures import MeasuredLink
-from adaptive_runtime.state.traces.recorded import RecordedTrace
+from adaptive_runtime.state.traces.trace import RecordedTrace
 
 Bandwidth = Annotated[float, Field(gt=0)]
 RoundTrip = Annotated[float, Field(ge=0)]

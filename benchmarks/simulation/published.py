@@ -13,8 +13,7 @@ import numpy as np
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.policy.decisions import ChoiceState, Decision, DecisionInputs, Step
 from adaptive_runtime.policy.inputs import LoadFactors
-from adaptive_runtime.policy.lookup import FoundVariant
-from adaptive_runtime.policy.objectives import LeastCost, Objective
+from adaptive_runtime.policy.lookup import FoundVariant, LeastCost, Objective
 from adaptive_runtime.policy.switching import made
 
 MEDIAN = 0.5

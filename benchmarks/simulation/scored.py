@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.policy import BatteryMu, ByRules, ChoiceLimits, Switching, VariantLookUp, parse_rules
-from adaptive_runtime.policy.scoring.weights import norm_V
+from adaptive_runtime.policy.scoring import norm_V
 from adaptive_runtime.state.traces import PressureResponse, Scenario
 from benchmarks.simulation.levels import LevelRows
 from benchmarks.simulation.outcomes import RequestEnds, SimulatedOutcome

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from adaptive_runtime.model.adapting import LoadEstimate
+from adaptive_runtime.model.estimate import LoadEstimate
 from adaptive_runtime.policy import ChoiceLimits, ChoicePolicy, ChoiceState, Decision, DecisionInputs
 from benchmarks.simulation.outcomes import RequestEnds, SimulatedOutcome
 from benchmarks.simulation.requests import SimulatedRequests

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from conf.networks.layers import MBConv, conv_norm
+from conf.networks import MBConv, conv_norm
 
 STEM = 24
 KERNEL = 5

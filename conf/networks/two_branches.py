@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from conf.networks.layers import conv_norm
+from conf.networks import conv_norm
 
 LEVELS = 3
 """Stages of each branch; each halves the number of positions and doubles the channels."""

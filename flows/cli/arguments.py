@@ -9,9 +9,7 @@ from typing import NoReturn
 
 from flows.cli.words import COMMANDS, FLAGS, GONE
 from tasks.base.errors import UserError
-from tasks.search.choose import Question, WinnerRule, pick
-from tasks.search.choose.pick import FILE_END, FORMS
-from tasks.search.choose.rules import RuleKind
+from tasks.search.choose import FILE_END, FORMS, Question, RuleKind, WinnerRule, pick
 
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
 ADAPTING = "adapt"
@@ -67,7 +65,7 @@ def help_of(argv: Sequence[str]) -> str | None:
     """The text of `--help` for all commands or one; None without the flag. UserError if there is no such command."""
     if argv and not {"--help", "-h"} & set(argv):
         return None
-    from flows.cli.help import command_help, general_help
+    from flows.cli.words import command_help, general_help
 
     parser = _Parser(prog="autotailor", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", type=Path)

@@ -10,13 +10,10 @@ from rich.table import Table
 
 from flows.cli.arguments import CLEAN, Arguments
 from flows.cli.terminal import Terminal
-from flows.config.addresses import LockAddress
 from flows.config.compose import compose_config
 from flows.config.validate import validate
-from flows.storage.address import OutputPlace, local_folder
-from flows.storage.cleaning.folders import FolderCleaner
-from flows.storage.cleaning.leftovers import Leftover, OutputCleaner
-from flows.storage.cleaning.urls import UrlCleaner
+from flows.storage import LockAddress, OutputPlace, local_folder
+from flows.storage.cleaning import FolderCleaner, Leftover, OutputCleaner, UrlCleaner
 from flows.storage.mirror import mirror_of
 from tasks.base.errors import UserError
 

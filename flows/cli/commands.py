@@ -18,24 +18,22 @@ from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.pipeline.results import of
 from flows.pipeline.stages import table_of
 from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
-from importing.lazy import later_names
+from importing import later_names
 from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
 from tasks.base.errors import UserError
-from tasks.base.pages.console import PlainConsole
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.front import FRONT_FILE, Front, Winner
-from tasks.base.schemas.placed import JointFront, PlanRow
-from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
+from tasks.base.pages.text import PlainConsole
+from tasks.base.schemas.placed import ChosenSubNet, JointFront, PlanRow
+from tasks.base.schemas.results import STREAM_FILE, StreamedNetwork
+from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
 from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.report import terminal_table
-from tasks.report.streams.terminal import streamed_table
+from tasks.report.streams import streamed_table
 from tasks.search.choose import Question
 
 if TYPE_CHECKING:
-    from tasks.measuring.enumerate import listing
-    from tasks.search.choose.placed import joint_table, placed_tables
-    from tasks.search.choose.terminal import chosen_tables, comparison_table, front_table
+    from tasks.measuring.operators import listing
+    from tasks.search.terminal import chosen_tables, comparison_table, front_table, joint_table, placed_tables
 else:
     globals().update(later_names(__file__))
 
@@ -129,17 +127,17 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
     0.2 s.
     """
     if command == NIGHTLY:
-        from flows.operations.nightly.flow import night_of
+        from flows.operations.nightly.night import night_of
 
         return night_of(config)
     if isinstance(config, AdaptConfig):
-        from flows.pipeline.adapt import adapt
+        from flows.pipeline.tailoring import adapt
 
         return adapt(config, "plan" if dry_run else "report")
     until = "plan" if dry_run else UNTIL.get(command, command)
     if question and question.files:
         until = "search"  # the rest concerns the files' SubNets
-    from flows.pipeline.flow import pipeline
+    from flows.pipeline.tailoring import pipeline
 
     return pipeline(config, cast(RunStage, until), question)
 

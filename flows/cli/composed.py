@@ -10,7 +10,7 @@ from flows.cli.arguments import CLEAN, CONVERTING, DEPLOYING, FLEET, PARTITIONIN
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups, nearest, validate
 from tasks.base.errors import UserError
-from tasks.base.schemas.chosen import ChosenSubNet
+from tasks.base.schemas.placed import ChosenSubNet
 
 if TYPE_CHECKING:
     from flows.config import AdaptConfig, RunConfig

@@ -40,7 +40,7 @@ def config_of(arguments: Arguments) -> "DeployConfig":
 
 def execute(arguments: Arguments) -> DeployAnswer:
     """Deploy, show the result, and return it as JSON. AdaptiveError, AgentError: one line about the problem."""
-    from flows.machine.environment import prepare
+    from flows.machine import prepare
     from flows.machine.server import start_server
 
     config, device = config_of(arguments), check(arguments)
@@ -48,7 +48,7 @@ def execute(arguments: Arguments) -> DeployAnswer:
     prepare(quiet=True)
     wait_until_ready = start_server()
 
-    from flows.operations.deploy import deploy
+    from flows.operations import deploy
 
     wait_until_ready()
     found = deploy(config, device)

@@ -19,8 +19,7 @@ from flows.cli.arguments import (
     parse,
 )
 from flows.cli.words import PLANNING, VIEW_FILE
-from flows.machine.imports import quick_imports
-from flows.machine.signals import Terminated, end_at_once_from_now, interruptible, is_interrupted
+from flows.machine import Terminated, end_at_once_from_now, interruptible, is_interrupted, quick_imports
 from profiling_agents.lines import chain, printable
 from tasks.base.errors import UserError
 
@@ -78,7 +77,7 @@ def _told(error: BaseException) -> UserError | None:
     These are a full disk or memory, a name that is not UTF-8, code that ends Python, and a slow start of Prefect's own server.
     """
     from flows.machine.server import slow_start
-    from tasks.base.shortage import MAKE_ROOM, shortage
+    from tasks.base.errors import MAKE_ROOM, shortage
 
     if type(error) is SystemExit:  # services end with `Ended` instead
         return UserError("code that was called", f"ended Python with exit code {error.code}", next_step="mend it")
@@ -110,7 +109,7 @@ def _execute(arguments: Arguments) -> int:
     if arguments.command in (DEPLOYING, FLEET, STRESSING):
         return _execute_bundle(arguments)
 
-    from flows.machine.environment import prepare
+    from flows.machine import prepare
     from flows.machine.server import start_server
 
     sweep = sweep_of(arguments)

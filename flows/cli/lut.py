@@ -14,8 +14,8 @@ from flows.cli.terminal import Terminal
 from flows.cli.words import LUT_ACTIONS
 from flows.config.compose import compose_config
 from flows.config.validate import validate
-from flows.storage.address import SIGN, OutputPlace, is_shared, local_folder
-from flows.storage.measured import SharedTables
+from flows.storage import SIGN, OutputPlace, is_shared, local_folder
+from flows.storage.mirror import SharedTables
 from flows.storage.objects import open_objects
 from tasks.base.errors import UserError
 from tasks.measuring.lut import LutStore, ProfilingMethod

@@ -12,10 +12,10 @@ from flows.cli.arguments import PARTITIONING, Arguments
 from flows.cli.terminal import Terminal
 from flows.config.compose import compose_config
 from flows.config.validate import validate
-from flows.storage.address import OutputPlace, local_folder
+from flows.storage import OutputPlace, local_folder
 from tasks.base.errors import UserError
-from tasks.search.choose.pick import FILE_END
-from tasks.search.placement_settings import MOST_DEVICES, Settings
+from tasks.search.choose import FILE_END
+from tasks.search.settings import MOST_DEVICES, PartitionSettings
 
 if TYPE_CHECKING:
     from tasks.placement.partition import PartitionAnswer
@@ -26,7 +26,7 @@ NCNN = "ncnn"
 ENDS = ("largest", "smallest")
 
 PartitionJson = Mapping[str, Any]
-"""The JSON of `--json`: `tasks.base.schemas.partition.PartitionAnswer`."""
+"""The JSON of `--json`: `tasks.base.schemas.placed.PartitionAnswer`."""
 
 
 class PartitionConfig(BaseModel):
@@ -37,7 +37,7 @@ class PartitionConfig(BaseModel):
     output_dir: OutputPlace = Path("outputs")
     supernet: Path | None = None
     subnet: str = "largest"
-    partition: Settings
+    partition: PartitionSettings
 
     @model_validator(mode="after")
     def _names_devices(self) -> Self:
@@ -61,9 +61,9 @@ def execute(arguments: Arguments) -> PartitionJson:
 
     import tailor_ir
     from tasks.base.artifacts import write_bytes
-    from tasks.base.schemas.chosen import ChosenSubNet
+    from tasks.base.schemas.placed import ChosenSubNet
     from tasks.placement.partition import find_supernet, open_tables, plan_partition, write_parts, write_plans
-    from tasks.report.partition.page import render
+    from tasks.report.partition import render
 
     settings, terminal = config.partition, Terminal()
     output = _output_here(config)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from tasks.base.pages.console import PlainConsole
+from tasks.base.pages.text import PlainConsole
 
 WIDE = 10_000
 """Width without a terminal [columns]; a table takes only the columns that it needs."""

@@ -10,36 +10,31 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from flows.config.abilities import check_abilities
-from flows.config.addresses import LockAddress, TrackingUri
-from flows.config.device import DeviceName, DeviceProfile
-from flows.config.evaluate import EvaluateSettings
-from flows.config.placed import check_placed
-from flows.config.pretraining import PretrainingConfig, check_pretraining
-from flows.config.space import SpaceSelectors
-from flows.config.together import check_together, sharing
-from flows.storage.address import OutputPlace, is_shared, local_folder
-from flows.storage.layout import RUNS_FOLDER, TABLES_FOLDER
+from flows.config.devices import DeviceName, DeviceProfile, check_placed, check_together, sharing
+from flows.config.settings import (
+    EvaluateSettings,
+    PretrainingConfig,
+    SpaceSelectors,
+    check_abilities,
+    check_pretraining,
+)
+from flows.storage import RUNS_FOLDER, TABLES_FOLDER, LockAddress, OutputPlace, TrackingUri, is_shared, local_folder
 from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
-from tasks.adaptation.settings import AdaptationSettings
-from tasks.adaptation.streams.settings import Settings as StreamSettings
+from tasks.adaptation.settings import AdaptationSettings, StreamSettings
 from tasks.base.artifacts import digest_of
-from tasks.data.drift.settings import DriftSettings
-from tasks.data.settings import DataSettings
+from tasks.data.settings import DataSettings, DriftSettings
 from tasks.evaluation.models.settings import CompileSettings, ModelSettings
 from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
 from tasks.measuring.runtime_options.settings import Settings as EngineSettings
 from tasks.measuring.settings import ProfileSettings
-from tasks.operations.nightly.settings import Settings as NightlySettings
+from tasks.operations.nightly.records import Settings as NightlySettings
 from tasks.prediction.settings import ResourceSettings
 from tasks.prediction.settings import Settings as PredictSettings
-from tasks.report.settings import Settings as ReportSettings
-from tasks.search.baselines.settings import Settings as BaselineSettings
+from tasks.report.sources import Settings as ReportSettings
 from tasks.search.choose import Question
-from tasks.search.placement_settings import Settings as PartitionSettings
-from tasks.search.refine.settings import Settings as RefineSettings
+from tasks.search.settings import BaselineSettings, PartitionSettings, RefineSettings
 from tasks.search.settings import Settings as SearchSettings
 from tasks.training.finetune.settings import BaseSettings
 from tasks.training.finetune.settings import Settings as FinetuneSettings

@@ -18,10 +18,7 @@ from functools import partial
 
 import httpx
 
-from flows.machine.environment import prefect_home
-from flows.machine.imports import quick_imports
-from flows.machine.locks import in_turn
-from flows.machine.reachable import refuse_dead
+from flows.machine import in_turn, prefect_home, quick_imports, refuse_dead
 from tasks.base.errors import UserError
 from tasks.base.processes import end
 

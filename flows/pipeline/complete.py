@@ -18,20 +18,20 @@ from adaptive_runtime.base.files import sha256_of
 from flows.config import FlowConfig
 from flows.pipeline.tracking.addresses import address_of, database_of
 from flows.pipeline.versions import code_version, library_versions
-from flows.storage.address import is_shared
-from importing.lazy import later_names
+from flows.storage import is_shared
+from importing import later_names
 from tasks.base.artifacts import digest_of, read_json, write_bytes
 from tasks.base.errors import UserError
-from tasks.base.pages.console import PlainConsole
+from tasks.base.pages.text import PlainConsole
 from tasks.base.schemas.stored import Stored
 from tasks.report import DATA_FILE, PAGE_FILE
 
 if TYPE_CHECKING:
     from flows.pipeline.stages.forecast import foreseen
-    from flows.pipeline.stages.policies import readable_policies
+    from flows.pipeline.stages.levels import readable_policies
     from flows.pipeline.stages.spec import StageSpec
     from flows.pipeline.stages.winners import readable_exports
-    from flows.storage.sharing.opened import run_locks
+    from flows.storage.sharing.database import run_locks
 else:
     globals().update(later_names(__file__))
 
@@ -42,7 +42,7 @@ CODE = (
     "tasks.report.gather",
     "tasks.report.page",
     "tasks.placement.partition.planning",
-    "tasks.placement.partition.tables",
+    "tasks.placement.partition.planning",
 )
 """Modules that make a report, with the plans that it gets."""
 

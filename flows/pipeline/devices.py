@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from adaptive_runtime.base.telemetry import span
 from flows.config import DeviceProfile
-from flows.machine.locks import in_turn
+from flows.machine import in_turn
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.client.ssh import ssh_agent
 from profiling_agents.messages import DEFAULT_ENGINE, AgentError, Capabilities, Engine

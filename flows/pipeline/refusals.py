@@ -11,7 +11,7 @@ from flows.config import FlowConfig, RunConfig
 from flows.pipeline.tracking.addresses import address_of, check_usable
 from tasks.base.errors import UserError
 from tasks.data.source import check_folder
-from tasks.evaluation.models.refusals import check_named
+from tasks.evaluation.models.settings import check_named
 
 GRAPH_FILE = "graph.json"
 """A folder with this file is a SuperNet (`SuperNet.save`)."""

@@ -1,9 +1,21 @@
-"""Parses results of stages, which are JSON, into their schemas."""
+"""Parses results of stages, which are JSON, into their schemas.
 
-from collections.abc import Callable
-from typing import TypeVar
+Numbers of stages and runs, as MLflow metrics.
+"""
 
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tasks.base.schemas.exports import Exports
+from tasks.base.schemas.predictions import AccuracyValidation, LatencyValidation
+from tasks.base.schemas.results import BaseResult, FinetuneResult, StreamedNetwork
 from tasks.base.schemas.stored import StageResult, Stored
+from tasks.base.schemas.winners import Front
+from tasks.exits.policies import Policies
+from tasks.export.operating_points import Levels
+from tasks.measuring.runtime_options.settings import ChosenEngine
+from tasks.report.headline import fastest_within, reference
 
 Schema = TypeVar("Schema", bound=Stored)
 Told = TypeVar("Told")
@@ -18,3 +30,153 @@ def of(schema: type[Schema], tell: Callable[[Schema], Told]) -> Callable[[StageR
         return tell(schema.model_validate({name: value for name, value in result.items() if name != SECONDS}))
 
     return told
+
+
+Row = Mapping[str, Any]
+Series = Mapping[str, Sequence[float]]
+"""Metric name -> its values by step."""
+
+NOT_RESULTS = ("device", "settings", "config", "seconds")
+"""Parts of a result that are not an outcome of the stage."""
+
+
+def numbers(result: Row, prefix: str = "") -> dict[str, float]:
+    """Every finite number of a result by its dotted name; lists, texts and the device's description are left out."""
+    found: dict[str, float] = {}
+    for name, value in result.items():
+        if not prefix and name in NOT_RESULTS:
+            continue
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+def run_metrics(stage: str, device: str, result: StageResult) -> Series:
+    """Metrics of a run from a stage; for a device's stage, names are prefixed with the device."""
+    found = OF_RUNS[stage](result) if stage in OF_RUNS else {}
+    return {f"{device}/{name}" if device else name: values for name, values in found.items()}
+
+
+def _known(**numbers: float | None) -> Series:
+    """Metrics with one value each; unknown values are left out."""
+    return {name: [float(value)] for name, value in numbers.items() if value is not None}
+
+
+def of_base(result: BaseResult) -> Series:
+    """Metrics of the base network."""
+    return _known(base_validation_accuracy=result.validation_accuracy, base_test_accuracy=result.test_accuracy)
+
+
+def of_ends(result: FinetuneResult) -> Series:
+    """Metrics of the trained SuperNet."""
+    return _known(
+        largest_validation_accuracy=result.largest_validation_accuracy,
+        largest_test_accuracy=result.largest_test_accuracy,
+        smallest_validation_accuracy=result.smallest_validation_accuracy,
+        smallest_test_accuracy=result.smallest_test_accuracy,
+    )
+
+
+def of_accuracy(result: AccuracyValidation) -> Series:
+    """Metrics of the accuracy predictor."""
+    return _known(
+        accuracy_predictor_mean_error_points=result.mean_error_points,
+        accuracy_predictor_kendall_tau=result.kendall_tau,
+    )
+
+
+def of_latency(result: LatencyValidation) -> Series:
+    """Metrics of a device's latency predictor."""
+    held_out = result.held_out
+    return _known(
+        latency_predictor_median_relative_error=held_out.median_relative_error,
+        latency_predictor_max_relative_error=held_out.max_relative_error,
+        latency_predictor_kendall_tau=held_out.kendall_tau,
+    )
+
+
+def of_engine(result: ChosenEngine) -> Series:
+    """Metrics of the choice of a device's engine."""
+    return _known(engine_speed_up=result.speed_up)
+
+
+def of_front(result: Front) -> Series:
+    """Metrics of a search or a refinement."""
+    replaced = None if result.refinement is None else result.refinement.replaced
+    return _known(hypervolume=result.hypervolume.value, replaced_winners=replaced)
+
+
+def of_exports(result: Exports) -> Series:
+    """Metrics of an export; the winners' numbers are series from the tightest to the widest budget."""
+    measured = [(row, row.measured_ms) for row in result.winners if row.measured_ms is not None]
+    tested = [accuracy for row, _ in measured if (accuracy := row.accuracy.get("test")) is not None]
+    return {
+        **_known(base_ms=result.largest.latency.p50_ms),
+        "winner_budget_ms": [row.budget_ms for row, _ in measured],
+        "winner_ms": [measured_ms for _, measured_ms in measured],
+        "winner_test_accuracy": tested,
+        "best_test_accuracy": [max(tested)] if tested else [],
+        "winners_within_budget": [float(sum(row.within_budget for row in result.winners))],
+    }
+
+
+def of_policies(result: Policies) -> Series:
+    """Metrics of early exits, for the SubNet with the most accurate early answers."""
+    best = result.best
+    if best is None or best.tested is None:
+        return _known(subnets_with_thresholds=0)
+    tested = best.tested
+    return _known(
+        subnets_with_thresholds=sum(row.thresholds is not None for row in result.subnets),
+        early_test_accuracy=tested.accuracy,
+        early_lost_points=tested.lost_points,
+        early_expected_ms=tested.expected_ms,
+        early_p99_ms=tested.p99_ms,
+        early_saved=tested.saved,
+    )
+
+
+def of_levels(result: Levels) -> Series:
+    """Metrics of the levels of a device."""
+    return _known(
+        levels=len(result.rows),
+        levels_on_front=sum(row.on_front for row in result.rows),
+        levels_kept=sum(row.kept for row in result.rows),
+    )
+
+
+def of_stream(result: StreamedNetwork) -> Series:
+    """Metrics of a SubNet on a stream: the error of each window by method."""
+    return {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods}
+
+
+OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
+    "base": of(BaseResult, of_base),
+    "engine": of(ChosenEngine, of_engine),
+    "finetune": of(FinetuneResult, of_ends),
+    "sensitivities": of(AccuracyValidation, of_accuracy),
+    "latency": of(LatencyValidation, of_latency),
+    "search": of(Front, of_front),
+    "refine": of(Front, of_front),
+    "stream": of(StreamedNetwork, of_stream),
+    "policy": of(Policies, of_policies),
+    "export": of(Exports, of_exports),
+    "front": of(Levels, of_levels),
+}
+"""Metrics of a whole run, by stage."""
+
+
+def speed_ups(report: Row, points: float) -> Series:
+    """Speed-up over the base model by device, for the fastest winner that loses at most `points` of accuracy."""
+    _, accuracy = reference(report)
+    rows = _fast(report["devices"], accuracy, points) if accuracy is not None else ()
+    return {f"{name}/speed_up": [ratio] for name, ratio in rows}
+
+
+def _fast(devices: Sequence[Row], accuracy: float, points: float) -> Iterator[tuple[str, float]]:
+    for device in devices:
+        row, base_ms = fastest_within(device, accuracy, points), device["base"]["measured_ms"]
+        if row is not None and base_ms is not None:
+            yield device["name"], base_ms / row["measured_ms"]

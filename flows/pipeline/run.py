@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from rich.progress import Progress as Bars
 
 from adaptive_runtime.base.telemetry import span
-from flows.machine.signals import is_interrupted
+from flows.machine import is_interrupted
 from flows.pipeline.devices import Devices
-from flows.pipeline.results import SECONDS
-from flows.pipeline.tracking.metrics import numbers
+from flows.pipeline.results import SECONDS, numbers
 from flows.pipeline.versions import code_version
-from flows.storage.cleaning.references import StageList
 from flows.storage.mirror import Mirror
-from flows.storage.sharing import RunLocks
-from importing.lazy import later_names
+from flows.storage.sharing import RunLocks, StageList
+from importing import later_names
 from tasks.base.artifacts import MadeFrom, StageFolder, Store, digest_of
-from tasks.base.errors import UserError
+from tasks.base.errors import MAKE_ROOM, UserError, shortage
 from tasks.base.progress import Progress
 from tasks.base.schemas.stored import StageResult
-from tasks.base.shortage import MAKE_ROOM, shortage
 
 if TYPE_CHECKING:
     from flows.pipeline.progress import RunProgress, StageProgress, is_interruption

@@ -1,27 +1,59 @@
-"""The frame around a run: lock the output folder, check the devices, begin and end the MLflow run."""
+"""The frame around a run: lock the output folder, check the devices, begin and end the MLflow run.
+
+The workers of a run; Dask is imported only if there are some.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from flows.config.settings import EvaluateSettings
+from tasks.base.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import EvaluationWorkers
+from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
 
 from flows.config import FlowConfig, RunConfig
-from flows.machine.signals import interruptible_again
+from flows.machine import interruptible_again
 from flows.pipeline.devices import Devices
 from flows.pipeline.progress import is_interruption, terminal_bars
 from flows.pipeline.run import Run
-from flows.pipeline.tracking import Tracker, start_tracking
+from flows.pipeline.tracking import Tracker, description, parameters, start_tracking
 from flows.pipeline.tracking.addresses import address_of
-from flows.pipeline.tracking.overview import description, parameters
-from flows.pipeline.workers.opened import evaluation_workers
-from flows.storage.cleaning.references import StageList
-from flows.storage.layout import EXPORTS_FOLDER, STAGES_FOLDER
+from flows.storage import EXPORTS_FOLDER, STAGES_FOLDER
 from flows.storage.mirror import Mirror, mirror_of
-from flows.storage.sharing import RunLocks, run_locks
+from flows.storage.sharing import RunLocks, StageList, run_locks
 from tasks.base.artifacts import Store, write_bytes
-from tasks.base.pages.console import PlainConsole
+from tasks.base.pages.text import PlainConsole
 from tasks.report import DATA_FILE, PAGE_FILE
+
+
+@contextmanager
+def evaluation_workers(settings: EvaluateSettings, *, needed: bool) -> Iterator[EvaluationWorkers | None]:
+    """The workers of a run; None: this process evaluates SubNets. Processes started here end with the block.
+
+    needed: connect to a scheduler elsewhere now, not at the first evaluation. UserError if there is none, or Dask is missing.
+    """
+    if settings.workers is None:
+        yield None
+        return
+    try:
+        from flows.pipeline.workers.cluster import DaskWorkers
+    except ImportError as error:
+        raise UserError(
+            f"evaluate.workers={settings.workers}", str(error), next_step="in the clone: pip install -e '.[dask]'"
+        ) from error
+    with DaskWorkers(settings) as workers:
+        if needed and settings.scheduler:
+            workers.connect()
+        yield workers
+
 
 CONFIG_FILE = "config.yaml"
 WITHOUT_DEVICES = ("compile", "finetune", "enumerate")

@@ -40,7 +40,7 @@ PLAIN = re.compile(r"^[ \t]*import\b([^()\n;\\]*)$", re.MULTILINE)
 WORD = re.compile(r"\bimport\b")
 """FROM and PLAIN match statements on their own lines; if WORD occurs elsewhere, a statement may be missed."""
 FOR_TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+\S.*\n|[ \t]*\n)++(?!else:)", re.MULTILINE)
-"""A block for type checkers only. If it has `else:`, its names are loaded on demand (`importing.lazy`)."""
+"""A block for type checkers only. If it has `else:`, its names are loaded on demand (`importing`)."""
 _PARSER = threading.Lock()  # CPython 3.11 counts the depth of all threads' syntax trees together
 
 

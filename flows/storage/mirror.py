@@ -3,8 +3,19 @@
 A stage at the URL is downloaded instead of worked. A stage worked here is uploaded when it is complete. While one machine works
 a stage, others that need it wait for it and then download it. Measurements and the stage's partial results are uploaded during
 the work: if its machine is lost, the next one continues from there.
+
+Measurements at a URL with many writers: immutable pieces with unique names, merged on reading.
+
+    luts/DEVICE/part-….parquet      parts of look-up tables, as in a folder
+    subnets/KEY/SHA256.jsonl        lines of measured SubNets that one machine had and nobody had uploaded yet
+    subnets/KEY/key.json            the conditions that all lines of KEY share
+    nights/TIME.json                records of nights, as in a folder
+
+Nothing is locked and nothing is written twice: each machine uploads its own measurements.
 """
 
+import hashlib
+import re
 import shutil
 import threading
 import time
@@ -13,17 +24,142 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from flows.storage import manifests
-from flows.storage.address import is_shared, local_folder
-from flows.storage.layout import EXPORTS_FOLDER, NIGHTS_FOLDER, STAGES_FOLDER, SUBNETS_FOLDER, TABLES_FOLDER
+from flows.storage import (
+    EXPORTS_FOLDER,
+    NIGHTS_FOLDER,
+    STAGES_FOLDER,
+    SUBNETS_FOLDER,
+    TABLES_FOLDER,
+    is_shared,
+    local_folder,
+    publishing,
+)
 from flows.storage.leases import Locks
-from flows.storage.measured import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import Objects, open_objects
-from flows.storage.publishing import announced
-from flows.storage.unfinished import UnfinishedStage
+from flows.storage.publishing import UnfinishedStage, announced
 from tasks.base.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
-from tasks.base.artifacts.digests import DIGESTS_FILE, FolderRecord
+from tasks.base.artifacts.files import intact_lines, merge_lines
+from tasks.base.artifacts.folders import DIGESTS_FILE, KEY_FILE, RECORDS_FILE, FolderRecord
 from tasks.base.errors import UserError
+from tasks.base.schemas.placed import PARTS
+
+PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/part-[A-Za-z0-9._-]+\.parquet")
+NIGHT = re.compile(r"[0-9]{8}T[0-9]{12}Z\.json")
+PIECE = re.compile(r"[0-9a-f]{16}/[0-9a-f]{64}\.jsonl")
+PIECES = "pieces"
+"""Folder beside the lines of a key, for the pieces that were uploaded or downloaded."""
+DAMAGED_END = ".damaged"
+
+
+class SharedFiles:
+    """Files that never change, in a local folder and at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path, files: str, names: re.Pattern[str]) -> None:
+        """name: the folder at the URL; "": the URL itself. files: a glob of local files. names: pattern of the files that
+        count.
+        """
+        self._objects = objects
+        self._name = name
+        self._folder = folder
+        self._files = files
+        self._names = names
+
+    def fetch(self) -> int:
+        """Download the missing files, and return their number. Files that were set aside here as damaged are skipped."""
+        missing = [part for part in self._there() if not self._is_known(self._folder / part)]
+        for part in missing:
+            file = self._folder / part
+            file.parent.mkdir(parents=True, exist_ok=True)
+            arriving = file.with_name(f".{file.name}.tmp")
+            if self._objects.download(self._at(part), arriving):
+                arriving.replace(file)
+        return len(missing)
+
+    def publish(self) -> int:
+        """Upload the files that are missing at the URL, and return their number."""
+        there = set(self._there())
+        own = [file.relative_to(self._folder).as_posix() for file in sorted(self._folder.glob(self._files))]
+        new = [part for part in own if part not in there and self._names.fullmatch(part)]
+        for part in new:
+            self._objects.upload(self._folder / part, self._at(part))
+        return len(new)
+
+    def _there(self) -> list[str]:
+        names = (name.removeprefix(self._name).lstrip("/") for name in self._objects.names(self._name))
+        return [name for name in names if self._names.fullmatch(name)]
+
+    def _at(self, part: str) -> str:
+        return f"{self._name}/{part}".lstrip("/")
+
+    @staticmethod
+    def _is_known(file: Path) -> bool:
+        return file.exists() or file.with_name(file.name + DAMAGED_END).exists()
+
+
+class SharedTables(SharedFiles):
+    """The look-up tables in a local folder and at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        super().__init__(objects, name, folder, f"*/{PARTS}", PART)
+
+
+class SharedNights(SharedFiles):
+    """The records of nights in a local folder and at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        super().__init__(objects, name, folder, "*.json", NIGHT)
+
+
+class SharedLines:
+    """The measured SubNets in a local folder and at a URL."""
+
+    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
+        self._objects = objects
+        self._name = name
+        self._folder = folder
+
+    def fetch(self) -> int:
+        """Download the missing pieces, append their lines to the records, and return their number. Damaged ones are skipped."""
+        found = 0
+        for piece in self._there():
+            key, _, name = piece.partition("/")
+            file = self._folder / key / PIECES / name
+            if file.exists():
+                continue
+            content = self._objects.read(f"{self._name}/{piece}") or b""
+            if _name_of(content) != name:
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            merge_lines(self._folder / key / RECORDS_FILE, content)
+            write_bytes(file, content)
+            found += 1
+        return found
+
+    def publish(self) -> int:
+        """Upload the lines that are in no piece yet, one piece per key, and return the number of pieces."""
+        new = 0
+        for records in sorted(self._folder.glob(f"*/{RECORDS_FILE}")):
+            folder, key = records.parent, records.parent.name
+            pieces = folder / PIECES
+            known = {line for piece in pieces.glob("*.jsonl") for line in intact_lines(piece.read_bytes())}
+            content = b"".join(line for line in intact_lines(records.read_bytes()) if line not in known)
+            if not content:
+                continue
+            self._objects.create(f"{self._name}/{key}/{KEY_FILE}", (folder / KEY_FILE).read_bytes())
+            self._objects.write(f"{self._name}/{key}/{_name_of(content)}", content)
+            pieces.mkdir(exist_ok=True)
+            write_bytes(pieces / _name_of(content), content)
+            new += 1
+        return new
+
+    def _there(self) -> list[str]:
+        names = (name.removeprefix(f"{self._name}/") for name in self._objects.names(self._name))
+        return [name for name in names if PIECE.fullmatch(name)]
+
+
+def _name_of(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()}.jsonl"
+
 
 MARK = "autotailor.json"
 FORMAT = 1
@@ -77,7 +213,7 @@ class Mirror:
         name = self._name(folder)
         if folder.complete or self._comes(folder):
             yield
-            if not manifests.is_there(self.objects, name):
+            if not publishing.is_there(self.objects, name):
                 self._publish(folder, say)
                 self._unfinished(name, 0, folder).forget()
             return
@@ -101,7 +237,7 @@ class Mirror:
 
     def fetch(self, name: str) -> bool:
         """Download a folder, replacing a local one. False: it is not at the URL."""
-        return manifests.fetch(self.objects, name, self.folder / name, self.folder / ARRIVING / digest_of(name))
+        return publishing.fetch(self.objects, name, self.folder / name, self.folder / ARRIVING / digest_of(name))
 
     def has_stage(self, stage: str) -> bool:
         """Whether a stage of this name is complete at the URL under any key."""
@@ -121,7 +257,7 @@ class Mirror:
             folder = self.folder / name
             record = FolderRecord.of(folder)
             with announced(self.objects, self.locks, record):
-                manifests.publish(self.objects, name, folder, record, replace=True)
+                publishing.publish(self.objects, name, folder, record, replace=True)
         for name in files:
             self.objects.upload(self.folder / name, name)
 
@@ -131,13 +267,13 @@ class Mirror:
     def _stages(self, stage: str) -> list[str]:
         """Names of the folders that a stage has at the URL."""
         place = f"{STAGES_FOLDER}/{stage}"
-        names = (name.removesuffix(manifests.RECORD_END) for name in self.objects.names(place))
+        names = (name.removesuffix(publishing.RECORD_END) for name in self.objects.names(place))
         return [name for name in names if name.rpartition("/")[0] == place]
 
     def _publish(self, folder: StageFolder, say: Say) -> bool:
         record = FolderRecord.model_validate_json((folder.final / DIGESTS_FILE).read_bytes())
         with announced(self.objects, self.locks, record, say):
-            return manifests.publish(self.objects, self._name(folder), folder.final, record, replace=folder.anew)
+            return publishing.publish(self.objects, self._name(folder), folder.final, record, replace=folder.anew)
 
     def _comes(self, folder: StageFolder) -> bool:
         """Whether a stage was at the URL and is now here."""

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from fsspec.core import url_to_fs
 
-from flows.storage.address import SECRETS, SIGN, protocol_of
+from flows.storage import SECRETS, SIGN, protocol_of
 from profiling_agents.lines import NO_SPACE
 from tasks.base.errors import UserError, shortened
 
@@ -26,6 +26,8 @@ ARRIVING = ".arriving-"
 """Prefix of the name of a file that is being written on a file system."""
 MAKINGS = 10
 CONNECT_SECONDS = 10
+KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
+"""Keys of ssh hosts that the user's own ssh knows; no other host is accepted."""
 READ_SECONDS = 60
 ATTEMPTS = 1
 """Attempts of botocore; s3fs has its own retries."""
@@ -70,9 +72,17 @@ def _gs() -> _Reached:
 
 
 def _ssh() -> _Reached:
-    from paramiko import SSHException
+    from paramiko import HostKeys, MissingHostKeyPolicy, PKey, SSHClient, SSHException
 
-    from flows.storage.ssh import KnownHosts
+    class KnownHosts(MissingHostKeyPolicy):
+        """Accepts hosts with their key in `known_hosts`. SSHException for any other host, which may be an impostor."""
+
+        def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:
+            for file in KNOWN_HOSTS:
+                path = file.expanduser()
+                if path.is_file() and HostKeys(str(path)).check(hostname, key):
+                    return
+            raise SSHException(f"the key of host {hostname} is not in known_hosts; connect to it once with ssh")
 
     return _Reached({"host_key_policy": KnownHosts(), "timeout": CONNECT_SECONDS}, (SSHException,))
 

@@ -7,7 +7,7 @@ from profiling_agents.messages import AgentError
 
 
 def _executorch(options: RuntimeOptions) -> Backend:
-    from profiling_agents.backends.executorch.backend import ExecuTorchBackend
+    from profiling_agents.backends.executorch import ExecuTorchBackend
 
     return ExecuTorchBackend(options)
 
@@ -31,7 +31,7 @@ def _onnxruntime(options: RuntimeOptions) -> Backend:
 
 
 def _openvino(options: RuntimeOptions) -> Backend:
-    from profiling_agents.backends.openvino.backend import OpenVinoBackend
+    from profiling_agents.backends.openvino import OpenVinoBackend
 
     return OpenVinoBackend(options)
 

@@ -21,7 +21,7 @@ from profiling_agents.messages import (
     RuntimeSettings,
     Shape,
 )
-from profiling_agents.sensing.pace import Runs
+from profiling_agents.sensing.machine import Runs
 
 OUT_OF_MEMORY = (
     "bad_alloc",

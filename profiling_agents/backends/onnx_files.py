@@ -1,16 +1,137 @@
 """Uploaded ONNX files: parsed from bytes; external data is refused, so no path of the device is opened for them.
 
 The names in the files are replaced by ours before any library other than onnx reads them.
+
+ONNX models without foreign names: every text field of the format has a rule here, or is cleared.
 """
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from onnx import numpy_helper
 
 from profiling_agents.backends.base import ModelError
-from profiling_agents.backends.onnx_names import every_message, with_own_names
-from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.own_names import NameKind, OwnNames, word
 from profiling_agents.messages import TENSOR_TYPES, JobMessage
+
+RENAMED: dict[str, NameKind] = {
+    "onnx.NodeProto.input": "value",
+    "onnx.NodeProto.output": "value",
+    "onnx.NodeProto.name": "node",
+    "onnx.ValueInfoProto.name": "value",
+    "onnx.TensorProto.name": "value",
+    "onnx.FunctionProto.input": "value",
+    "onnx.FunctionProto.output": "value",
+    "onnx.TensorShapeProto.Dimension.dim_param": "dimension",
+}
+WORDS = (
+    "onnx.NodeProto.op_type",
+    "onnx.NodeProto.domain",
+    "onnx.NodeProto.overload",
+    "onnx.AttributeProto.name",
+    "onnx.AttributeProto.ref_attr_name",
+    "onnx.OperatorSetIdProto.domain",
+    "onnx.FunctionProto.attribute",
+    "onnx.FunctionProto.domain",
+    "onnx.FunctionProto.name",
+    "onnx.FunctionProto.overload",
+)
+"""Libraries look operators and attributes up by these words."""
+DROPPED = (
+    "onnx.ModelProto.metadata_props",
+    "onnx.ModelProto.training_info",
+    "onnx.ModelProto.configuration",
+    "onnx.GraphProto.metadata_props",
+    "onnx.GraphProto.quantization_annotation",
+    "onnx.NodeProto.metadata_props",
+    "onnx.NodeProto.device_configurations",
+    "onnx.FunctionProto.metadata_props",
+    "onnx.TensorProto.metadata_props",
+    "onnx.ValueInfoProto.metadata_props",
+)
+"""Messages that no runtime needs to compute."""
+GRAPH_NAME = "graph"  # runtimes refuse a graph without a name
+
+
+def with_own_names(model: onnx.ModelProto, names: OwnNames) -> onnx.ModelProto:
+    """The model itself, changed in place; `names` keeps the foreign names.
+
+    ModelError for an operator type, an attribute or a domain that is not a plain word.
+
+    Texts without a rule (documentation, producers, fields of later versions of ONNX) are cleared.
+    """
+    model.DiscardUnknownFields()
+    functions = _Functions(model, names)
+    for message in every_message(model):
+        if isinstance(message, onnx.NodeProto | onnx.FunctionProto):
+            functions.rename(message)
+        for field in message.DESCRIPTOR.fields:
+            if field.type == FieldDescriptor.TYPE_STRING:
+                _rewrite(message, field, names)
+            elif field.full_name in DROPPED:
+                message.ClearField(field.name)
+        if isinstance(message, onnx.GraphProto):
+            message.name = GRAPH_NAME
+    return model
+
+
+def every_message(model: onnx.ModelProto) -> Iterator[Message]:
+    """The model and all messages inside it: graphs of branches, functions, and messages of later versions of ONNX.
+
+    A message comes before the messages inside it, so that a reader may clear its fields.
+    """
+    pending: list[Message] = [model]
+    while pending:
+        message = pending.pop()
+        yield message
+        for field in message.DESCRIPTOR.fields:
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                pending += _present(message, field)
+
+
+class _Functions:
+    """The model's own functions; nodes call them by our names."""
+
+    def __init__(self, model: onnx.ModelProto, names: OwnNames) -> None:
+        self._names = names
+        self._known = {(one.domain, one.name, one.overload) for one in model.functions}
+
+    def rename(self, message: onnx.NodeProto | onnx.FunctionProto) -> None:
+        """Give our name to a function, or to the operator type of a node that calls it; other nodes stay as they are."""
+        is_node = isinstance(message, onnx.NodeProto)
+        name = message.op_type if is_node else message.name
+        if (message.domain, name, message.overload) in self._known:
+            setattr(message, "op_type" if is_node else "name", self._names.own("function", name))
+
+
+def _present(message: Message, field: FieldDescriptor) -> Iterable[Message]:
+    """The messages in a field."""
+    value = getattr(message, field.name)
+    if not isinstance(value, Message):
+        found: Iterable[Message] = value
+        return found
+    return [value] if message.HasField(field.name) else []
+
+
+def _rewrite(message: Message, field: FieldDescriptor, names: OwnNames) -> None:
+    """Replace, check or clear one text field."""
+    rule: Callable[[str], str]
+    if field.full_name in RENAMED:
+        rule = partial(names.own, RENAMED[field.full_name])
+    elif field.full_name in WORDS:
+        rule = partial(word, where=field.full_name.removeprefix("onnx."))
+    else:
+        message.ClearField(field.name)
+        return
+    value = getattr(message, field.name)
+    if not isinstance(value, str):
+        value[:] = [rule(text) for text in value]
+    elif message.HasField(field.name):
+        setattr(message, field.name, rule(value))
 
 
 def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:

@@ -42,7 +42,7 @@ from profiling_agents.messages import (
     RuntimeInfo,
     RuntimeSettings,
 )
-from profiling_agents.sensing.pace import Runs
+from profiling_agents.sensing.machine import Runs
 
 TYPES = {
     "tensor(float)": np.float32,

@@ -7,12 +7,12 @@ with local_agent(backend="ncnn") as client, client.lease():
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from profiling_agents.client.agent import AgentClient
     from profiling_agents.client.jobs import ModelJob, ModelTooLargeError, RunError
-    from profiling_agents.client.local import local_agent
+    from profiling_agents.client.ssh import local_agent
     from profiling_agents.messages import AgentBusyError, AgentError, Measurement, MeasureSettings
 else:
     __getattr__ = public_names(__name__, __file__)

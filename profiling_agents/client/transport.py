@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 from pydantic import ValidationError
 
-from profiling_agents.checksums import CHECKSUM_HEADER, GarbledError, check, checksum, from_line
+from profiling_agents.frames import CHECKSUM_HEADER, GarbledError, check, checksum, from_line
 from profiling_agents.messages import AgentBusyError, AgentError, ErrorBody
 
 CONNECT_TIMEOUT_S = 5.0

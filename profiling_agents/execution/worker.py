@@ -15,9 +15,9 @@ def main(argument: str) -> int:
     settings = json.loads(argument)
     plan = settings["sandbox"]
     report = enter_sandbox(None if plan is None else PlannedSandbox.of(plan))
-    from profiling_agents.execution import bench, segments
+    from profiling_agents.execution.bench import serve, serve_segments
 
-    return (segments if settings["segments"] else bench).serve(argument, report)
+    return (serve_segments if settings["segments"] else serve)(argument, report)
 
 
 if __name__ == "__main__":

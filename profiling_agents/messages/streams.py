@@ -3,6 +3,8 @@ which one device gives values to another.
 
 All tensors are float32 in the SubNet. They cross the stream in one of three codings, without their shapes: both sides know
 the shapes from the SubNet, whose digest they compare first.
+
+Running a model once for its outputs; requests and replies of the child process.
 """
 
 import hashlib
@@ -12,8 +14,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from profiling_agents.messages.base import Digest, Format, Message, Name, Nonce, Shape
-from profiling_agents.messages.jobs import JobMessage
+from profiling_agents.messages.device import Digest, Format, Message, Name, Nonce, RuntimeInfo, Sandbox, Shape
+from profiling_agents.messages.jobs import JobMessage, MeasureSettings, Timing
 
 STREAM_PROTOCOL = 2
 """Raised with every incompatible change of a stream."""
@@ -125,7 +127,7 @@ class Hello(Message):
 class HelloDevice(Message):
     """The first message of another device that gives values. proof: shows that a coordinator with this device's token sent it.
 
-    digest: the SubNet of the values. `profiling_agents.streams.proofs.proof_of` makes the proof.
+    digest: the SubNet of the values. `profiling_agents.streams.proof_of` makes the proof.
     """
 
     kind: Literal["hello_device"] = "hello_device"
@@ -304,3 +306,53 @@ class ChildSegments(Message):
     last: int = 0
     tensors: Activations = ()
     coding: ActivationCoding = "fp32"
+
+
+MAX_TENSORS_MIB = 256
+"""Limit for the inputs, and for the outputs, of one run."""
+TENSOR_TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool")
+
+
+class TensorHeader(Message):
+    """One tensor of a frame: little-endian, C order."""
+
+    dtype: Literal["float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool"]
+    shape: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(max_length=8)]
+
+
+class RunRequest(Message):
+    """Header of a run: the job and its inputs, whose bytes follow in order."""
+
+    job: JobMessage
+    tensors: tuple[TensorHeader, ...] = Field(max_length=64)
+
+
+class RunResult(Message):
+    """Header of a run's answer: the outputs, whose bytes follow in order; or the reason of the failure."""
+
+    tensors: tuple[TensorHeader, ...] = ()
+    reason: str | None = None
+
+
+class ChildRequest(Message):
+    """Service to child: time one model, or run it once on the tensors that follow."""
+
+    job: JobMessage
+    settings: MeasureSettings | None = None
+    tensors: tuple[TensorHeader, ...] = ()
+
+
+class ChildReply(Message):
+    """Child to service: the runtime and its sandbox (first frame), a timing, outputs, or the reason of a failure.
+
+    activations: the coding of the outputs of segments. computed_ms: time to compute and code them.
+    """
+
+    runtime: RuntimeInfo | None = None
+    sandbox: Sandbox = Sandbox()
+    timing: Timing | None = None
+    tensors: tuple[TensorHeader, ...] = ()
+    activations: tuple[SentActivation, ...] = ()
+    computed_ms: float = 0.0
+    reason: str | None = None
+    out_of_memory: bool = False

@@ -1,13 +1,57 @@
-"""The address of a service: its binding, its protection, and its refusal to leave the machine unprotected."""
+"""The address of a service: its binding, its protection, and its refusal to leave the machine unprotected.
 
+The token of a service: read from the user's file or variable, or generated.
+
+The command-line arguments of every service for its address and its protection.
+"""
+
+import argparse
 import ipaddress
+import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from profiling_agents.messages import AgentError
+
+MIN_TOKEN_LENGTH = 16
+
+
+def read_token(path: Path | None, variable: str, option: str = "--token-file") -> str | None:
+    """The token from the file of an option, else from an environment variable, or None.
+
+    AgentError if it is unsafe to use.
+    """
+    if path is None:
+        token, where = os.environ.get(variable), variable
+    else:
+        where = f"{option} '{path}'"
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise AgentError(f"{where}: others can read it; make it private with chmod 600")
+            token = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AgentError(f"{where}: cannot be read ({error})") from error
+    if token is None:
+        return None
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+        raise AgentError(f"{where}: not a token; allowed: at least {MIN_TOKEN_LENGTH} printable characters, no spaces")
+    return token
+
+
+def new_token(folder: Path, whose: str) -> str:
+    """A random token in a new 0600 file; the file's name is printed, together with the service's."""
+    token = os.urandom(32).hex()
+    path = folder / "token"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(token + "\n")
+    print(f"{whose} token: {path}", flush=True)
+    return token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +122,97 @@ def address(network: Endpoint, listener: socket.socket) -> str:
 def host_and_port(host: str, port: int) -> str:
     """`HOST:PORT`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+BAD_INPUT = 2
+"""Exit code for bad input."""
+
+
+class ServiceParser(argparse.ArgumentParser):
+    """Accepts only whole option names, and reports errors in one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Report one line instead of the usage block."""
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on; ValueError otherwise."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+positive.__name__ = "positive whole number"
+
+
+def port_number(text: str) -> int:
+    """A port, 0 for any free one; ValueError otherwise."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError
+    return value
+
+
+port_number.__name__ = "port (0 to 65535)"
+
+
+def peer_address(text: str) -> str:
+    """`HOST:PORT` of another device, normalised so that addresses can be compared; ValueError otherwise."""
+    parts = urlsplit(f"tcp://{text}")
+    if not parts.hostname or parts.port is None or parts.username is not None or parts.path or parts.query:
+        raise ValueError
+    return host_and_port(parts.hostname, parts.port)
+
+
+peer_address.__name__ = "HOST:PORT"
+
+
+def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argparse._ArgumentGroup:
+    """Add the arguments that `endpoint` reads. risk: the danger without TLS, as the help of --insecure-bind ends."""
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    network.add_argument("--port", type=port_number, default=port, help=f"port; 0 takes any free one (default {port})")
+    network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
+    network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")
+    network.add_argument("--tls-key", type=Path, metavar="F", help="its private key (PEM)")
+    network.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients reach this service; may be repeated",
+    )
+    network.add_argument(
+        "--insecure-bind",
+        action="store_true",
+        help=f"leave this machine without TLS: {risk}",
+    )
+    network.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
+    network.add_argument(
+        "--silence-limit-s",
+        type=positive,
+        default=0,
+        metavar="S",
+        help="with --stop-with-stdin: stop, too, when it brings nothing for so long",
+    )
+    return network
+
+
+def endpoint(arguments: argparse.Namespace, token_variable: str) -> Endpoint:
+    """The endpoint from the arguments; the token comes from its file, else from an environment variable. AgentError."""
+    return Endpoint(
+        host=arguments.host,
+        port=arguments.port,
+        token=read_token(arguments.token_file, token_variable),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        insecure_bind=arguments.insecure_bind,
+        allowed_hosts=tuple(arguments.allowed_host),
+        stop_with_stdin=arguments.stop_with_stdin,
+        silence_limit_s=arguments.silence_limit_s,
+    )

@@ -1,16 +1,26 @@
-"""The frame of every service around its routes: uvicorn behind the guard, patience with connections, a clean end."""
+"""The frame of every service around its routes: uvicorn behind the guard, patience with connections, a clean end.
+
+The private folder of a service, with its models, log and token; and its end by SIGTERM.
+"""
 
 import asyncio
+import fcntl
 import os
 import resource
 import select
+import shutil
+import signal
 import socket
 import ssl
 import sys
+import tempfile
 import threading
-from collections.abc import Coroutine
-from contextlib import suppress
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -19,8 +29,66 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from profiling_agents.messages import AgentError
 from profiling_agents.network.endpoint import Endpoint, is_loopback
-from profiling_agents.network.guard import CONNECTION, Guard, GuardRules, TokenCheck
-from profiling_agents.network.places import HEAD_LIMIT_S, Places
+from profiling_agents.network.guard import CONNECTION, HEAD_LIMIT_S, Guard, GuardRules, Places, TokenCheck
+
+PREFIX = "autotailor-agent-"
+LOCK_FILE = "lock"
+"""The service holds this lock as long as it lives, however it ends."""
+LEFT_S = 60.0
+"""Only older folders are checked: a younger one may not be locked yet."""
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """On SIGTERM, leave the block as by an exception, with exit code 0."""
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A 0700 folder, removed when the service ends, also by SIGTERM. Folders of killed services are removed first."""
+    _remove_left()
+    with ended_by_signal():
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+            os.close(lock)
+
+
+def _remove_left() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if folder.is_symlink():
+            continue
+        try:
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # another user's, or removed meanwhile
+            continue
+        try:
+            found = os.fstat(lock)
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > LEFT_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:  # its service lives
+            continue
+        finally:
+            os.close(lock)
+
+
+class Ended(SystemExit):
+    """A signal asked a service to end. User code that ends Python raises a plain SystemExit, which is reported as a fault."""
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise Ended(0)
+
 
 MAX_HEADER_BYTES = 32 << 10
 STARTED_CHECK_S = 0.01

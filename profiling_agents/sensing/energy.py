@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from profiling_agents.messages import PowerSensor
-from profiling_agents.sensing.pace import Repeat
+from profiling_agents.sensing.machine import Repeat
 from profiling_agents.sensing.sensors import SYSTEM, WHOLE_BOARD, board_rails, rapl_domains, read_number
 
 SAMPLE_S = 0.005

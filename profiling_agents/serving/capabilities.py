@@ -1,19 +1,83 @@
-"""The description of an agent's device, with the fingerprint by which measurements are comparable."""
+"""The description of an agent's device, with the fingerprint by which measurements are comparable.
+
+The options of an agent, from the command line.
+
+The sandbox that an agent plans around its child, and a warning for each part that is missing.
+"""
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from profiling_agents.execution.measure import RULES_VERSION
-from profiling_agents.messages import MAX_TENSORS_MIB, PROTOCOL, Capabilities, RuntimeInfo, Sandbox
+from profiling_agents.backends import ELSEWHERE
+from profiling_agents.execution.bench import RULES_VERSION
+from profiling_agents.execution.settings import ModelLimits, SandboxPlan
+from profiling_agents.messages import MAX_TENSORS_MIB, PROTOCOL, Capabilities, Precision, RuntimeInfo, Sandbox
+from profiling_agents.network.endpoint import Endpoint
+from profiling_agents.sandbox.entering import free_user
 from profiling_agents.sensing import machine, sensors
-from profiling_agents.sensing.cores import Claim
 from profiling_agents.sensing.energy import gpu_sensors
+from profiling_agents.sensing.machine import Claim
 from profiling_agents.sensing.sensors import SYSTEM, core_kind, cpu_model, frequency_mhz, frequency_state, governor
-from profiling_agents.serving.options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The options of an agent. segments: serve segments of at most `max_subnets` SubNets, and measure nothing.
+
+    allowed_peers: `HOST:PORT` of other devices to which it may give the outputs of its segments.
+    """
+
+    backend: str
+    threads: int
+    precision: Precision
+    provider: str | None
+    cores: tuple[int, ...] | None
+    network: Endpoint
+    pull: str | None
+    ca_file: Path | None
+    limits: ModelLimits
+    max_model_mib: int
+    max_subnets: int
+    pin_mhz: int | None = None
+    sensors_root: Path = sensors.SYSTEM
+    sandbox: bool = True
+    segments: bool = False
+    allowed_peers: tuple[str, ...] = ()
+
+    @property
+    def cores_root(self) -> Path:
+        """The folder of the cores' files."""
+        return sensors.cores_root(self.sensors_root)
+
+
+def sandbox_plan(options: ServerOptions, models: Path) -> SandboxPlan | None:
+    """Make the folder of the models, and plan the sandbox of the process that runs them; None for no sandbox."""
+    models.mkdir(mode=0o700)
+    if not options.sandbox or options.backend in ELSEWHERE:
+        return None
+    user = free_user()
+    if user is not None:
+        os.chown(models, user, user)
+    readable = () if options.sensors_root == sensors.SYSTEM else (options.sensors_root / "sys",)
+    accelerator = (options.provider or "cpu").lower() not in ("cpu", "cpuexecutionprovider")
+    return SandboxPlan(folder=models, user=user, readable=readable, accelerator=accelerator)
+
+
+def told(options: ServerOptions, sandbox: Sandbox) -> Sandbox:
+    """The sandbox for clients, including parts that were not planned; prints a line on stderr for each missing part."""
+    if options.backend in ELSEWHERE:
+        return sandbox
+    if not options.sandbox:
+        sandbox = Sandbox(missing=("all: models can do what the agent's user can (--without-sandbox)",))
+    for line in sandbox.missing:
+        print(f"the agent's sandbox lacks {line}", file=sys.stderr, flush=True)
+    return sandbox
 
 
 def capabilities(options: ServerOptions, claimed: Claim, runtime: RuntimeInfo, sandbox: Sandbox) -> Capabilities:

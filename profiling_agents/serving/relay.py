@@ -26,14 +26,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from profiling_agents import frames
-from profiling_agents.checksums import CHECKSUM_HEADER, GarbledError
+from profiling_agents.frames import CHECKSUM_HEADER, GarbledError
 from profiling_agents.lines import NO_SPACE
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError, Answered, Pulled, one_line
-from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind
-from profiling_agents.network.folder import private_folder
+from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind, new_token
 from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules, refusal
-from profiling_agents.network.server import http_server, serve_with
-from profiling_agents.network.tokens import new_token
+from profiling_agents.network.server import http_server, private_folder, serve_with
 from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, Refuse, number_of
 from profiling_agents.serving.store import StoreFullError
 

@@ -1,31 +1,213 @@
-"""One running agent: claims cores, binds, starts the child, serves until a signal or its parent's end."""
+"""One running agent: claims cores, binds, starts the child, serves until a signal or its parent's end.
+
+The device's side of pull mode: fetches requests from a relay and has its own service on loopback answer them.
+
+The agent dials out, so a device behind NAT needs no open port. The relay has checked the client's token.
+"""
 
 import asyncio
 import os
 import socket
-from dataclasses import replace
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import ValidationError
 
 from profiling_agents import frames
 from profiling_agents.execution.bench import WorkerSettings
-from profiling_agents.execution.child import MODELS
-from profiling_agents.execution.runner import Runner
-from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError
-from profiling_agents.network.endpoint import address, bound, check_bind
-from profiling_agents.network.folder import private_folder
+from profiling_agents.execution.child import MODELS, Runner
+from profiling_agents.frames import CHECKSUM_HEADER
+from profiling_agents.lines import one_line_of
+from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError, Answered, ErrorBody, Pulled, one_line
+from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind, is_loopback, new_token
 from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules
-from profiling_agents.network.server import http_server, serve_with
-from profiling_agents.network.tokens import new_token
-from profiling_agents.sensing.cores import Claim, claim
-from profiling_agents.sensing.frequency import pinned_frequency
-from profiling_agents.serving.capabilities import capabilities
-from profiling_agents.serving.options import ServerOptions
-from profiling_agents.serving.planned_sandbox import sandbox_plan, told
-from profiling_agents.serving.puller import Local, Puller, check_relay
-from profiling_agents.serving.segments.server import serve_segments
+from profiling_agents.network.server import http_server, private_folder, serve_with
+from profiling_agents.sensing.machine import Claim, claim, pinned_frequency
+from profiling_agents.serving.capabilities import ServerOptions, capabilities, sandbox_plan, told
+from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER
+from profiling_agents.serving.segments import serve_segments
 from profiling_agents.serving.service import Agent, create_app
 from profiling_agents.serving.store import ModelFiles
 from profiling_agents.startup import READY
+
+CONNECT_TIMEOUT_S = 10.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 15.0
+MAX_WORKING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The agent's own service: address on loopback, and token."""
+
+    url: str
+    token: str
+
+
+def _say(line: str) -> None:
+    print(one_line_of(line), file=sys.stderr, flush=True)
+
+
+def check_relay(url: str, network: Endpoint) -> None:
+    """Refuse to send the token to a relay without TLS, unless it is on this machine or the user allows it."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        parts, host = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.query:
+        raise AgentError(f"--pull: got '{url}'; allowed: https://HOST:PORT, or http://127.0.0.1:PORT")
+    if network.token is None:
+        raise AgentError("--pull: the relay asks for a token; give the relay's with --token-file")
+    if not is_loopback(network.host) or network.tls_cert is not None:
+        raise AgentError("--pull: an agent that pulls listens to nobody; leave --host, --tls-cert and --tls-key out")
+    if parts.scheme == "http" and not is_loopback(host) and not network.insecure_bind:
+        raise AgentError(f"--pull {url}: not encrypted; use https, or --insecure-bind (see --help for what that means)")
+
+
+class Puller:
+    """Pulls one request after the other; each is answered in a separate task."""
+
+    def __init__(self, url: str, token: str, ca_file: Path | None, local: Local) -> None:
+        self._url = url.rstrip("/")
+        try:
+            trusted = ssl.create_default_context(cafile=ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise AgentError(f"--ca-file '{ca_file}': cannot be used ({error})") from error
+        timeout = httpx.Timeout(PULL_S + 10.0, connect=CONNECT_TIMEOUT_S)
+        self._relay = httpx.AsyncClient(
+            base_url=self._url, headers=_bearer(token), timeout=timeout, verify=trusted, trust_env=False
+        )
+        # No time-out: the service answers when the device is done, and a stream of results lasts until its last job.
+        self._local = httpx.AsyncClient(
+            base_url=local.url, headers=_bearer(local.token), timeout=None, verify=False, trust_env=False
+        )
+        self._working: dict[str, asyncio.Task[None]] = {}
+
+    async def connect(self) -> None:
+        """Pull once without waiting for a request: AgentError when the relay refuses this agent; retries while it is away."""
+        await self._pull(wait_s=0)
+
+    async def work(self) -> None:
+        """Pull until stopped; AgentError when the relay refuses this agent."""
+        try:
+            while True:
+                if len(self._working) >= MAX_WORKING:
+                    await asyncio.wait(self._working.values(), return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                await self._pull(wait_s=PULL_S)
+        finally:
+            for task in self._working.values():
+                task.cancel()
+            await self._relay.aclose()
+            await self._local.aclose()
+
+    async def _pull(self, wait_s: float) -> None:
+        """One pull, repeated with growing pauses while the relay is away."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            headers = {WAIT_HEADER: str(int(wait_s)), WORKING_HEADER: ",".join(self._working)}
+            request = self._relay.build_request("GET", "/v1/pull", headers=headers)
+            try:
+                response = await self._relay.send(request, stream=True)
+                if response.status_code == 200:
+                    await self._accept(response)
+                    return
+                await response.aread()
+            except httpx.TransportError as error:
+                _say(f"relay {self._url}: {error or type(error).__name__}; trying again")
+            else:
+                if response.status_code == 204:
+                    return
+                if response.status_code < 500 and response.status_code != 429:
+                    self._refused(response)
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _accept(self, response: httpx.Response) -> None:
+        """Read the header of a pulled request and leave the rest to a task."""
+        chunks = response.aiter_bytes()
+        pulled, start = await _split(chunks)
+        task = asyncio.create_task(self._answer(pulled, start, chunks, response))
+        self._working[pulled.request] = task
+        task.add_done_callback(lambda _: self._working.pop(pulled.request))
+
+    async def _answer(
+        self, pulled: Pulled, start: bytes, chunks: AsyncIterator[bytes], response: httpx.Response
+    ) -> None:
+        """Ask the own service and stream its answer to the relay. After a failure, the client asks again."""
+        body = _joined(start, chunks) if pulled.method in ("POST", "PUT") else None
+        headers = {"Lease": pulled.lease, CHECKSUM_HEADER: pulled.checksum}
+        headers = {name: value for name, value in headers.items() if value}
+        try:
+            async with self._local.stream(pulled.method, pulled.path, content=body, headers=headers) as answer:
+                await self._relay.post(
+                    "/v1/answers",
+                    content=_framed(answer),
+                    headers={REQUEST_HEADER: pulled.request},
+                    timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, write=PULL_S),
+                )
+        except (httpx.TransportError, httpx.StreamError) as error:
+            line = f"relay {self._url}: {pulled.method} {pulled.path}: {error or type(error).__name__}"
+            _say(line)
+        finally:
+            await response.aclose()
+
+    def _refused(self, response: httpx.Response) -> NoReturn:
+        try:
+            line = ErrorBody.model_validate_json(response.content).error
+        except ValidationError:
+            line = f"answered {response.status_code}; is it an AutoTailor relay?"
+        raise AgentError(f"relay {self._url}: {line}")
+
+
+async def _split(chunks: AsyncIterator[bytes]) -> tuple[Pulled, bytes]:
+    """The header of a frame, and the part of its payload that arrived with it."""
+    buffer = b""
+    async for chunk in chunks:
+        buffer += chunk
+        if len(buffer) < frames.LENGTHS.size:
+            continue
+        header_bytes, _ = frames.LENGTHS.unpack(buffer[: frames.LENGTHS.size])
+        end = frames.LENGTHS.size + header_bytes
+        if header_bytes > frames.MAX_HEADER_BYTES:
+            break
+        if len(buffer) < end:
+            continue
+        try:
+            return Pulled.model_validate_json(buffer[frames.LENGTHS.size : end]), buffer[end:]
+        except ValidationError as error:
+            raise httpx.ReadError(f"a request of the relay came garbled ({one_line(error)})") from error
+    raise httpx.ReadError("the relay sent no whole request")
+
+
+async def _joined(start: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield start
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _framed(answer: httpx.Response) -> AsyncIterator[bytes]:
+    header = Answered(
+        status=answer.status_code,
+        content_type=answer.headers.get("content-type", ""),
+        retry_after=answer.headers.get("retry-after", ""),
+        checksum=answer.headers.get(CHECKSUM_HEADER, ""),
+    )
+    yield frames.pack(header.model_dump_json().encode())
+    async for chunk in answer.aiter_raw():
+        yield chunk
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
 
 STORE_FACTOR = 4
 """The model store has room for this many models of the largest size."""

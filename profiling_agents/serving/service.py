@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from profiling_agents import frames
-from profiling_agents.checksums import CHECKSUM_HEADER, GarbledError, check, checksum
-from profiling_agents.execution.runner import Runner
+from profiling_agents.execution.child import Runner
+from profiling_agents.frames import CHECKSUM_HEADER, GarbledError, check, checksum
 from profiling_agents.messages import (
     MIB,
     AgentError,
@@ -31,8 +31,7 @@ from profiling_agents.messages import (
 from profiling_agents.network.guard import checked, refusal
 from profiling_agents.sensing.machine import available_cores
 from profiling_agents.sensing.sensors import SYSTEM, state
-from profiling_agents.serving.job_queue import BenchError, JobQueue, NumberError, QueueFullError
-from profiling_agents.serving.leases import LeaseError, Leases
+from profiling_agents.serving.job_queue import BenchError, JobQueue, LeaseError, Leases, NumberError, QueueFullError
 from profiling_agents.serving.store import ModelFiles, StoreFullError
 
 LEASE_HEADER = "lease"

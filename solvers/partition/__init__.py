@@ -2,19 +2,34 @@
 
 The cost of a plan is the compute time of the steps plus the transfers: latency of a link + bytes / bandwidth.
 `solvers.partition.problem` has the model, `solvers.partition.planner` the exact plan for any number of devices,
-`solvers.partition.minimum_cut` the exact plan for two devices, `solvers.partition.pipeline` the plan with the most throughput,
+`solvers.partition.minimum_cut` the exact plan for two devices and the plan with the most throughput,
 `solvers.partition.envelope` precomputed plans for look-up.
 """
 
-from solvers.partition.baselines import all_at_home, all_remote, dads, neighbour_search, neurosurgeon
-from solvers.partition.conditions import PartitionConditions
-from solvers.partition.dataflow import INPUT, Dataflow, SentValue
 from solvers.partition.envelope import PlanEnvelope, PlanPoint, envelope_of
-from solvers.partition.minimum_cut import minimum_cut
-from solvers.partition.pipeline import PipelinePlan, fastest_pipeline
-from solvers.partition.plan import PartitionPlan, PlacedSteps, plan_of, stays
+from solvers.partition.minimum_cut import (
+    PipelinePlan,
+    all_at_home,
+    all_remote,
+    dads,
+    fastest_pipeline,
+    minimum_cut,
+    neighbour_search,
+    neurosurgeon,
+)
 from solvers.partition.planner import PartitionPlanner
-from solvers.partition.problem import PartitionLimit, PartitionProblem
+from solvers.partition.problem import (
+    INPUT,
+    Dataflow,
+    PartitionConditions,
+    PartitionLimit,
+    PartitionPlan,
+    PartitionProblem,
+    PlacedSteps,
+    SentValue,
+    plan_of,
+    stays,
+)
 
 __all__ = [
     "INPUT",

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.partition.conditions import BITS, MEGA, MS, PartitionConditions
-from solvers.partition.plan import PartitionPlan, weights
 from solvers.partition.planner import PartitionPlanner
+from solvers.partition.problem import BITS, MEGA, MS, PartitionConditions, PartitionPlan, weights
 
 CLOSE = 1e-9  # share of the latency: a plan that improves by less is not added
 MOST_PLANS = 500

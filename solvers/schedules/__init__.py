@@ -1,11 +1,10 @@
 """Orders of steps with the least peak memory, and offsets of their values in one block.
 
 A step reads and writes values of given sizes; a value takes memory from the step that writes it to the last one that reads it
-(`solvers.schedules.workload`). `solvers.schedules.best` finds the order, `solvers.schedules.offsets` the offsets.
+(`solvers.schedules.workload`). `solvers.schedules.best` finds the order, `solvers.schedules.workload` the offsets.
 """
 
 from solvers.schedules.best import Schedule, best_order
-from solvers.schedules.offsets import Placement, place
-from solvers.schedules.workload import Interval, ScheduledStep, Workload
+from solvers.schedules.workload import Interval, Placement, ScheduledStep, Workload, place
 
 __all__ = ["Interval", "Placement", "Schedule", "ScheduledStep", "Workload", "best_order", "place"]

@@ -3,22 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tailor_ir.alternatives.fire import FIRE
-from tailor_ir.alternatives.ghost import GHOST
-from tailor_ir.alternatives.grouped import GROUPED
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
+from tailor_ir.alternatives.blocks import MERGED, PRUNED
+from tailor_ir.alternatives.convolutions import FIRE, GHOST, GROUPED, SEPARABLE
+from tailor_ir.alternatives.least_squares import ReplacedLayer
 from tailor_ir.alternatives.low_rank import LOW_RANK
-from tailor_ir.alternatives.merged import MERGED
-from tailor_ir.alternatives.pruned import PRUNED
-from tailor_ir.alternatives.record import AlternativeKind
-from tailor_ir.alternatives.separable import SEPARABLE
 from tailor_ir.alternatives.site import GivenNetwork, Site, macs_of
-from tailor_ir.alternatives.sketch import NotHere, Sketch, joined
+from tailor_ir.alternatives.sketch import AlternativeKind, NotHere, Sketch, joined
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Alternative, Graph, Node, Tensors
-from tailor_ir.spaces.kinds.alternative import BLOCK, ORIGINAL, variable_name
+from tailor_ir.spaces.kinds import BLOCK, ORIGINAL, variable_name
 from tailor_ir.spaces.selectors import Selectors, SpaceSpec
-from tailor_ir.spaces.structure import Structure
+from tailor_ir.spaces.space import Structure
 from tailor_ir.structure.regions import Block
 
 ALTERNATIVES: dict[str, AlternativeKind] = {

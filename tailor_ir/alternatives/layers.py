@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer, norm_factors
+from tailor_ir.alternatives.least_squares import ReplacedLayer, norm_factors
 from tailor_ir.alternatives.site import Site
 from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving

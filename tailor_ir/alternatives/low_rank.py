@@ -8,11 +8,9 @@ from math import prod, sqrt
 import torch
 
 from tailor_ir.alternatives.layers import rounded, write_layers
-from tailor_ir.alternatives.least_squares.regression import basis, mapped, of_rank, regression, through
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
-from tailor_ir.alternatives.record import AlternativeKind
+from tailor_ir.alternatives.least_squares import ReplacedLayer, basis, mapped, of_rank, regression, through
 from tailor_ir.alternatives.site import Site
-from tailor_ir.alternatives.sketch import Sketch
+from tailor_ir.alternatives.sketch import AlternativeKind, Sketch
 from tailor_ir.graph import Node
 
 LEAST_CHANNELS = 16

@@ -7,9 +7,8 @@ from math import prod
 
 from tailor_ir.axes import Axis, Channels, groups_of
 from tailor_ir.graph import Graph, Node, Tensors
-from tailor_ir.structure.block_groups import BlockGroups
 from tailor_ir.structure.propagation import AxisMap
-from tailor_ir.structure.regions import Block, groups_inside
+from tailor_ir.structure.regions import Block, BlockGroups, groups_inside
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""A sketch: the nodes, values and tensors of one alternative while it is written."""
+"""A sketch: the nodes, values and tensors of one alternative while it is written.
+
+The record that a kind of alternatives fills in.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from tailor_ir.alternatives.least_squares.moments import PatchMoments
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
+from tailor_ir.alternatives.least_squares import PatchMoments, ReplacedLayer
 from tailor_ir.alternatives.site import GivenNetwork, Site
 from tailor_ir.axes import Sizes, surviving
 from tailor_ir.graph import Alternative, Attribute, Graph, Node, Tensors
@@ -305,3 +307,21 @@ def joined(
         alternatives=(*graph.alternatives, *sketches),
     )
     return whole, tensors
+
+
+Write = Callable[[Sketch, float], str]
+"""Writes the alternative into a sketch; returns the value that replaces the site's exit. NotHere if it is illegal there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlternativeKind:
+    """One kind of alternatives.
+
+    choices: names for configs, each with its number: blocks that it replaces, the share that it keeps … blocks: number of
+    consecutive blocks that a choice replaces, by its number.
+    """
+
+    name: str
+    choices: Mapping[str, float]
+    write: Write
+    blocks: Callable[[float], int] = lambda number: 1

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from tailor_ir.graph import GivenInputs
-from tailor_ir.spaces.kinds.exit import EXIT
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.selectors import Choice
+from tailor_ir.spaces.stage_kinds import EXIT
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.plans import Instruction, execute, last_reads

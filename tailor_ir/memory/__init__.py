@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from tailor_ir.memory.activations import ActivationMemory

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from solvers.schedules import ScheduledStep, Workload
 from solvers.tables import Codes
-from tailor_ir.memory.arena import Event, Release, Request
+from tailor_ir.memory.layouts import Event, Release, Request
 from tailor_ir.memory.terms import MemoryTerms, StepTerm, ValueTerm
 from tailor_ir.spaces.presence import Presence
 

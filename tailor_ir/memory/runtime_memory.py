@@ -23,8 +23,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from tailor_ir.memory.arena import Event, Request
-from tailor_ir.memory.layouts import Rules
+from tailor_ir.memory.layouts import Event, Request, Rules
 
 API_VERSION = 23
 FUNCTIONS = {

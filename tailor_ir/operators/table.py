@@ -15,15 +15,11 @@ import numpy as np
 from solvers.tables import spread
 from tailor_ir.axes import Axis
 from tailor_ir.graph import Tensors
-from tailor_ir.operators.clusters import find_clusters
 from tailor_ir.operators.features import OperatorFeature
-from tailor_ir.operators.templates import SizeRow, Template, TemplateInputs
-from tailor_ir.spaces.grids import Grids
+from tailor_ir.operators.templates import SizeRow, Template, TemplateInputs, find_clusters
 from tailor_ir.spaces.presence import Presence, Roster, Variables
-from tailor_ir.spaces.reach import Reach
-from tailor_ir.spaces.space import Space
-from tailor_ir.spaces.structure import Structure
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
+from tailor_ir.spaces.space import Grids, Reach, Space, Structure
 
 ABSENT = -1
 

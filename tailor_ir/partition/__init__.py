@@ -4,11 +4,8 @@ Computed once for each SuperNet, independently of devices: operators in the orde
 cut between two operators, and the operators that can run side by side.
 """
 
-from tailor_ir.partition.dataflow import HandedValue, SubnetDataflow
-from tailor_ir.partition.flows import OperatorFlow, find_flows
-from tailor_ir.partition.parts import split_parts
-from tailor_ir.partition.pieces import NetworkPiece, NetworkPieces, find_pieces
-from tailor_ir.partition.pre_partition import PrePartition
+from tailor_ir.partition.dataflow import HandedValue, OperatorFlow, SubnetDataflow, find_flows, split_parts
+from tailor_ir.partition.pre_partition import NetworkPiece, NetworkPieces, PrePartition, find_pieces
 
 __all__ = [
     "HandedValue",

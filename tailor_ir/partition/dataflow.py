@@ -3,11 +3,23 @@
 A SubNet of n operators has n + 1 cuts: cut k has the first k operators on its left side. A value crosses a cut if it is written
 on the left (the network's input always is) and read on the right (the network's outputs are read after all operators). A value
 with several readers crosses once.
+
+Operators that can run side by side: a SubNet as flows (chains of operators), some of which do not wait for others.
+
+Source: CrowdHMTware §III-B1, operation flows.
+
+The parts of a split SubNet: groups of operators, each of which only reads the results of earlier groups.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from tailor_ir.errors import SpaceError
 from tailor_ir.operators.table import PlacedOperator
+from tailor_ir.spaces.space import Structure, Subnet
+from tailor_ir.subnets.segments import Part
 
 INPUT = -1
 """The writer of the network's input."""
@@ -45,3 +57,100 @@ class SubnetDataflow:
     def crossing(self, cut: int) -> tuple[HandedValue, ...]:
         """The values that cross one cut."""
         return tuple(value for value in self.values if value.writer < cut <= value.readers[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFlow:
+    """A chain of operators: each reads the one before it, and is its only reader.
+
+    operators: positions in `SubnetDataflow.operators`. beside: numbers of the flows with which there is no dependency in either
+    direction.
+    """
+
+    operators: tuple[int, ...]
+    beside: tuple[int, ...]
+
+
+def find_flows(dataflow: SubnetDataflow) -> tuple[OperatorFlow, ...]:
+    """The flows of a SubNet, by their first operators; every operator is in one flow."""
+    count = len(dataflow.operators)
+    before: list[set[int]] = [set() for _ in range(count)]
+    behind: list[set[int]] = [set() for _ in range(count + 1)]
+    for value in dataflow.values:
+        for reader in value.readers:
+            if value.writer != INPUT:
+                behind[value.writer].add(reader)
+                if reader < count:
+                    before[reader].add(value.writer)
+    flow_of: list[int] = []
+    members: list[list[int]] = []
+    for at in range(count):
+        single = next(iter(before[at])) if len(before[at]) == 1 else None
+        if single is not None and behind[single] == {at}:
+            flow_of.append(flow_of[single])
+            members[flow_of[at]].append(at)
+        else:
+            flow_of.append(len(members))
+            members.append([at])
+    waits = _waits(before)
+    return tuple(
+        OperatorFlow(
+            operators=tuple(own),
+            beside=tuple(
+                number
+                for number, other in enumerate(members)
+                if other is not own and not (waits[own[0]] >> other[0] & 1 or waits[other[0]] >> own[0] & 1)
+            ),
+        )
+        for own in members
+    )
+
+
+def _waits(before: list[set[int]]) -> list[int]:
+    """For each operator, the operators that run before it in every order, as bits."""
+    found: list[int] = []
+    for earlier in before:
+        bits = 0
+        for one in earlier:
+            bits |= found[one] | 1 << one
+        found.append(bits)
+    return found
+
+
+def split_parts(
+    structure: Structure, codes: np.ndarray, dataflow: SubnetDataflow, groups: Sequence[Sequence[int]], batch: int
+) -> tuple[Part, ...]:
+    """The parts of one SubNet (V,), in the order in which they run.
+
+    groups: positions in `dataflow.operators`; each operator is in one group. Inputs and outputs of a part are in the order of
+    `dataflow.values`. SpaceError: an operator is in no group or in two, or a group reads what a later group writes.
+    """
+    part_of = _part_of(len(dataflow.operators), groups)
+    whole = structure.subnet(codes, batch)
+    data = structure.graph.data_values()
+    of_weights = {node.name for node in whole.nodes if node.outputs[0] not in data}
+    found = []
+    for number, group in enumerate(groups):
+        names = of_weights.union(*(dataflow.operators[at].names for at in group))
+        read, written = [], []
+        for value in dataflow.values:
+            readers = {part_of[at] for at in value.readers}
+            writer = INPUT if value.writer == INPUT else part_of[value.writer]
+            if min(readers) < writer:
+                raise SpaceError(f"part {min(readers)}: it reads '{value.name}', which part {writer} writes behind it")
+            if number in readers and writer != number:
+                read.append(value.name)
+            if writer == number and readers - {number}:
+                written.append(value.name)
+        nodes = tuple(node for node in whole.nodes if node.name in names)
+        found.append(Part(subnet=Subnet(nodes, tuple(written), whole.sizes), inputs=tuple(read)))
+    return tuple(found)
+
+
+def _part_of(count: int, groups: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Operator -> its part; the network's output, at `count`, comes after all parts."""
+    found = {at: number for number, group in enumerate(groups) for at in group}
+    if sorted(at for group in groups for at in group) != list(range(count)) or not all(groups):
+        got = f"{sum(map(len, groups))} operators in {len(groups)} parts"
+        raise SpaceError(f"parts: got {got}; each of the {count} operators is in one part, and no part is empty")
+    return found | {count: len(groups)}

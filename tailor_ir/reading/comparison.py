@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from tailor_ir.errors import ImportFailed, MixedSamples
 from tailor_ir.graph import NO_BATCH
-from tailor_ir.reading.files.element_types import LOW, other_types
+from tailor_ir.reading.files import LOW, other_types
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import gives_caches, plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import ValueReads, tensors_in

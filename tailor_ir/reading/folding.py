@@ -12,8 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.dims import FACTORS, FILTERED, size_by_factor
 from tailor_ir.errors import ImportFailed
-from tailor_ir.reading.scatter import write_block
-from tailor_ir.reading.written_out.look_ups import read_block
+from tailor_ir.reading.indexing import read_block, write_block
 
 EVALUATED_AT = {
     "DequantizeLinear": 21,

@@ -28,8 +28,8 @@ from tailor_ir.graph import Tensors
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.places import export_refusal
 from tailor_ir.reading.symbolics import more_operators
+from tailor_ir.reading.torch_functions import WrittenOut, complex_as_pairs
 from tailor_ir.reading.value_reads import ValueReads, has_names, names_in, tensors_in
-from tailor_ir.reading.written_out.functions import WrittenOut, complex_as_pairs
 
 OPSET = 17  # the newest opset that onnx2torch's converters cover
 LARGEST_PROTOBUF = 2**31 - 1  # bytes; the limit of the format

@@ -1,20 +1,21 @@
-"""A space while it is being proposed: its network, the user's selectors, and the variables found so far."""
+"""A space while it is being proposed: its network, the user's selectors, and the variables found so far.
 
-from collections.abc import Sequence
+The record that a kind of variables fills in.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from tailor_ir.axes import Channels, groups_of
 from tailor_ir.graph import Alternative, Graph, Node
 from tailor_ir.ops.conv import explicit_pads
-from tailor_ir.spaces.presence import Selection, merged
-from tailor_ir.spaces.selectors import Selectors
-from tailor_ir.spaces.sizing import Sizing
-from tailor_ir.spaces.variables import Choice, NumberChoice, Variable
-from tailor_ir.structure.block_groups import BlockGroups
+from tailor_ir.spaces.presence import Selection, Sizing, merged
+from tailor_ir.spaces.selectors import Choice, NumberChoice, Selectors, Variable
 from tailor_ir.structure.propagation import AxisMap
-from tailor_ir.structure.regions import Block, Regions, Stage, groups_inside
+from tailor_ir.structure.regions import Block, BlockGroups, Regions, Stage, groups_inside
 
 HARDWARE_MULTIPLE = 8  # channels are kept in multiples of this if the network's own are
 CHANNELS_LAST = ("MatMul", "LayerNormalization", "RMSNormalization")
@@ -173,3 +174,34 @@ class Draft:
         rank = len(self.axis_map.axes[node.inputs[1]]) - 2
         dilations = node.ints("dilations", (1,) * rank)
         return all(p >= dilations[i % rank] * cropped // 2 for i, p in enumerate(explicit_pads(node, rank)))
+
+
+VariableScope = Literal["global", "stage", "block"]
+Uniform = Literal["resolution", "width", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of variables.
+
+    A kind proposes variables for the whole network, for each stage, for channels outside of stages and blocks, or for each
+    block; in this order, and for several kinds in the order of `KINDS`. A proposal adds to the draft a variable and its effect:
+    `Draft.size` (a group's sizes) or `Draft.select` (a value's producers).
+
+    phase: position of the kind's choices in progressive training, ascending; None: open from the start. uniform: the multiplier
+    of a whole network to which the kind belongs in the baselines that shrink everything alike. divides: its choices are numbers
+    of channels or heads. seen: the choice follows from the shapes of a stage, so tables of layers do not repeat it. part: the
+    part of a Transformer block by which selectors match the kind's blocks, besides the block's own name.
+    """
+
+    name: str
+    scope: VariableScope
+    phase: int | None
+    uniform: Uniform = "other"
+    divides: bool = False
+    seen: bool = False
+    part: str = ""
+    of_network: Callable[[Draft], None] | None = None
+    of_stage: Callable[[Draft, Stage], None] | None = None
+    of_rest: Callable[[Draft, Sequence[NamedBlock]], None] | None = None
+    of_block: Callable[[Draft, NamedBlock], None] | None = None

@@ -9,12 +9,9 @@ from tailor_ir.axes import groups_of
 from tailor_ir.graph import Graph
 from tailor_ir.spaces.draft import HARDWARE_MULTIPLE, ChannelGrain, Draft
 from tailor_ir.spaces.kinds import KINDS
-from tailor_ir.spaces.needs import DerivedColumns, find_needs
-from tailor_ir.spaces.presence import NEVER, Presence, Selection
+from tailor_ir.spaces.presence import NEVER, DerivedColumns, Presence, Selection, Sizing, find_needs
 from tailor_ir.spaces.selectors import Selectors, SpaceSpec
-from tailor_ir.spaces.sizing import Sizing
-from tailor_ir.spaces.space import Space
-from tailor_ir.spaces.structure import Structure
+from tailor_ir.spaces.space import Space, Structure
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.regions import Regions
 

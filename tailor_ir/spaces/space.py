@@ -1,24 +1,32 @@
-"""Variables, choices and configs of a SuperNet: counting, sampling, and canonical forms of equal SubNets."""
+"""Variables, choices and configs of a SuperNet: counting, sampling, and canonical forms of equal SubNets.
+
+All facts about a network except its weights: graph, axes, regions, space, presence of each node.
+
+Sizes of axes as arrays over the choices of few variables: each array has one axis for each variable.
+
+Codes with given values in some columns, including derived ones; not all combinations of values are reachable.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import cast
 
 import numpy as np
 
-from solvers.tables import Derived, with_derived
-from tailor_ir.axes import Sizes
+from solvers.chain import Chain
+from solvers.tables import Derived, Table, spread, with_derived
+from tailor_ir.axes import Axis, Sizes, groups_of, spatial_in
 from tailor_ir.errors import ConfigError
-from tailor_ir.spaces.canonical import Canonical, CanonicalChoices, effects_of, find_rules, relevance
-from tailor_ir.spaces.counting import count
-from tailor_ir.spaces.needs import DerivedColumns
-from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Selection, Variables
-from tailor_ir.spaces.sizing import Sizing
-from tailor_ir.spaces.variables import Choice, Config, Variable, VariableInfo
-from tailor_ir.structure.resolutions import sides_of
+from tailor_ir.graph import Graph, Node
+from tailor_ir.spaces.canonical import Canonical, CanonicalChoices, count, effects_of, find_rules, relevance
+from tailor_ir.spaces.presence import ALWAYS, DerivedColumns, Presence, Producers, Roster, Selection, Sizing, Variables
+from tailor_ir.spaces.selectors import Choice, Config, Variable, VariableInfo
+from tailor_ir.structure.propagation import AxisMap, sides_of
+from tailor_ir.structure.regions import Regions
 
 
 @dataclass(frozen=True)
@@ -187,3 +195,159 @@ class Space:
     def selecting(self) -> Variables:
         """The columns of all variables that decide producers, ascending."""
         return tuple(sorted({column for selection in self.selections for column in selection.variables}))
+
+
+@dataclass(frozen=True, slots=True)
+class Subnet:
+    """One config applied to the graph: the nodes that are present, reading the chosen producers, and all sizes."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    sizes: Sizes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Structure:
+    """A network with all its SubNets, without weights. presence: node name -> the SubNets that have the node."""
+
+    graph: Graph
+    axis_map: AxisMap
+    regions: Regions
+    space: Space
+    presence: Mapping[str, Presence]
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster([self.presence[node.name] for node in self.graph.nodes])
+
+    def nodes(self, codes: np.ndarray) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+        """The nodes of one SubNet, reading the chosen producers, and the names of its outputs."""
+        source = self.space.sources.under(codes)
+        outputs = tuple(source.get(name, name) for name in self.graph.outputs)
+        nodes = []
+        extended = self.space.extended(codes[None])[0]
+        for node, there in zip(self.graph.nodes, self._roster.at(extended), strict=True):
+            if there:
+                if not source.keys().isdisjoint(node.inputs):
+                    node = replace(node, inputs=tuple(source.get(name, name) for name in node.inputs))
+                nodes.append(node)
+        return tuple(nodes), outputs
+
+    def unit_of(self) -> dict[str, Hashable]:
+        """Node name -> its unit. Nodes of one unit are in one block, and present in the same SubNets."""
+        block_of = {node.name: at for at, block in enumerate(self.regions.blocks) for node in block.nodes}
+        return {name: (block_of.get(name), where) for name, where in self.presence.items()}
+
+    def subnet(self, codes: np.ndarray, batch: int = 1) -> Subnet:
+        """The SubNet of one row of choice indices (V,)."""
+        return Subnet(*self.nodes(codes), self.space.sizes(codes, batch))
+
+
+class Grids:
+    """Sizes of axes as arrays over the choices of the variables that they depend on, for one batch size."""
+
+    def __init__(self, space: Space, batch: int = 1) -> None:
+        self.space = space
+        self._batch = batch
+        self._groups = {sizing.group: sizing for sizing in space.sizings}
+        self._known: dict[Variables, Sizes] = {}
+
+    def variables(self, axes: Sequence[Axis]) -> Variables:
+        """The variables on which the sizes of axes depend, ascending."""
+        found = {v for group in groups_of(axes) if group in self._groups for v in self._groups[group].variables}
+        if self.space.resolution is not None and spatial_in(axes):
+            found.add(self.space.resolution)
+        return tuple(sorted(found))
+
+    def shape(self, variables: Variables) -> tuple[int, ...]:
+        """Number of choices of each variable."""
+        cardinalities = self.space.all_cardinalities
+        return tuple(int(cardinalities[v]) for v in variables)
+
+    def sizes(self, variables: Variables) -> Sizes:
+        """Sizes of axes as arrays that broadcast to `shape(variables)`."""
+        if variables not in self._known:
+            self._known[variables] = self._sizes(variables)
+        return self._known[variables]
+
+    def rows(self, axes: Sequence[Axis], variables: Variables) -> np.ndarray:
+        """Size of every axis for every combination of choices: (product of `shape(variables)`, axes)."""
+        shape, sizes = self.shape(variables), self.sizes(variables)
+        rows = np.empty((*shape, len(axes)), np.int64)
+        for position, axis in enumerate(axes):
+            rows[..., position] = sizes(axis)
+        return rows.reshape(prod(shape), len(axes))  # explicit sizes, since a value without dimensions has rows, too
+
+    def _sizes(self, variables: Variables) -> Sizes:
+        groups = {
+            group: spread(sizing.variables, sizing.sizes, variables)
+            for group, sizing in self._groups.items()
+            if set(sizing.variables) <= set(variables)
+        }
+        spatial: Sequence[int | np.ndarray] = self.space.base_spatial
+        if self.space.resolution in variables:
+            choices = self.space.variables[self.space.resolution].choices
+            sides = zip(*(sides_of(int(choice), self.space.base_spatial) for choice in choices), strict=True)
+            spatial = [spread((self.space.resolution,), np.asarray(side, np.int64), variables) for side in sides]
+        # the formulas for numbers also work on arrays
+        return Sizes(
+            groups=cast("Mapping[int, int]", groups), spatial=cast("tuple[int, ...]", spatial), batch=self._batch
+        )
+
+
+RANDOM_CODES = 512
+
+
+class Reach:
+    """Finds codes of one space: first among those near the largest SubNet and random ones, then among all."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._count = len(space.variables)
+        self._codes = np.unique(np.concatenate([*self._near(), self._random()]), axis=0)[::-1]  # the largest one first
+        self._extended = space.extended(self._codes)
+        self._known: dict[tuple[Variables, bytes], np.ndarray | None] = {}
+
+    def deciders(self, columns: Variables) -> Variables:
+        """The given columns that are derived, or from which derived columns among them follow."""
+        found, waiting = set[int](), [column for column in columns if column >= self._count]
+        while waiting:
+            column = waiting.pop()
+            if column not in found:
+                found.add(column)
+                if column >= self._count:
+                    waiting += self._space.derived[column - self._count].columns
+        return tuple(column for column in columns if column in found)
+
+    def code(self, columns: Variables, values: np.ndarray) -> np.ndarray | None:
+        """A code (V,) with these values (K,) in columns (K,); None if no SubNet has them."""
+        key = columns, values.tobytes()
+        if key not in self._known:
+            same = np.flatnonzero((self._extended[:, list(columns)] == values).all(axis=1))
+            self._known[key] = self._codes[same[0]] if len(same) else self._sought(columns, values)
+        return self._known[key]
+
+    def _near(self) -> Iterator[np.ndarray]:
+        """The largest SubNet, and the SubNets that differ from it in one variable."""
+        largest = self._space.cardinalities - 1
+        yield largest[None]
+        for column, cardinality in enumerate(self._space.cardinalities):
+            codes = np.tile(largest, (cardinality, 1))
+            codes[:, column] = np.arange(cardinality)
+            yield codes
+
+    def _random(self) -> np.ndarray:
+        rng = np.random.default_rng(0)
+        return rng.integers(0, self._space.cardinalities, size=(RANDOM_CODES, self._count))
+
+    def _sought(self, columns: Variables, values: np.ndarray) -> np.ndarray | None:
+        """A code that matches all of the values, found by maximising the number of matches; None if none does."""
+        cardinalities = self._space.cardinalities.tolist()
+        sizes = self._space.all_cardinalities
+        gain = [
+            Table((column,), np.where(np.arange(sizes[column]) == value, 1.0, 0.0))
+            for column, value in zip(columns, values.tolist(), strict=True)
+        ]
+        code = Chain(cardinalities, gain, (), self._space.derived).best(np.zeros(0))[0]
+        has = self._space.extended(code[None])[0][list(columns)] == values
+        return code if has.all() else None

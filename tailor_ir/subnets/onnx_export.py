@@ -15,7 +15,7 @@ from tailor_ir.graph import Attribute, Node
 from tailor_ir.ops import OPERATORS
 from tailor_ir.ops.recurrent import FIRST_STATE, STATES
 from tailor_ir.reading.trace import OPSET
-from tailor_ir.spaces.structure import Subnet
+from tailor_ir.spaces.space import Subnet
 from tailor_ir.subnets.batch_norms import Statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.segments import Part

@@ -1,17 +1,285 @@
-"""Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs."""
+"""Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs.
+
+Marks of tensors that differ after every change, so that values computed from the tensors can be cached until then.
+
+Torch counts the changes of each tensor, but not those by its fused optimisers. Their steps are counted here for the whole
+process; the only cost is an occasional needless recomputation.
+
+The weights of a SubNet are cuts of the SuperNet's: the first channels, the first positions of sequences, and positions of
+images resampled to the resolution.
+"""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tailor_ir import axes as ax
 from tailor_ir.axes import Axis, Sizes
-from tailor_ir.graph import Node
-from tailor_ir.subnets.cuts import Cut, make_cut
-from tailor_ir.subnets.versions import version_of
+from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.structure.propagation import AxisMap
+
+
+@dataclass(slots=True)
+class _FusedSteps:
+    """The number of steps of fused optimisers so far; a hook of torch."""
+
+    count: int = 0
+
+    def __call__(self, optimiser: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
+        self.count += any(group.get("fused") for group in optimiser.param_groups)
+
+
+_fused = _FusedSteps()
+register_optimizer_step_post_hook(_fused)
+
+
+def version_of(tensors: Sequence[torch.Tensor]) -> Hashable:
+    """The present mark of tensors; None for tensors of inference mode, whose changes nobody counts."""
+    if any(tensor.is_inference() for tensor in tensors):
+        return None
+    return (_fused.count, *[(tensor.data_ptr(), tensor._version) for tensor in tensors])
+
+
+Cut = Callable[[torch.Tensor], torch.Tensor]
+MATRICES_KEPT = 256
+
+
+def is_labels(tensor: torch.Tensor) -> bool:
+    """Whether a constant's values are labels (a mask), so that interpolated values have no meaning."""
+    return not tensor.is_floating_point() or len(tensor.unique()) <= 2
+
+
+def make_cut(axes: Sequence[ax.Axis], sizes: ax.Sizes, *, labels: bool = False) -> Cut | None:
+    """The cut of a stored tensor under a config; None if it is used whole. `labels`: take the nearest position."""
+    cutter = _Cutter(sizes, labels, channels=True)
+    return _in_steps([cutter.cut(dim, axis) for dim, axis in enumerate(axes)])
+
+
+def make_resampler(axes: Sequence[ax.Axis], sizes: ax.Sizes, dims: Iterable[int]) -> Cut | None:
+    """The resampling of positions along `dims` to the resolution, after all other cuts; None if they do not change."""
+    cutter = _Cutter(sizes, labels=False, channels=False)
+    return _in_steps([cutter.cut(dim, axes[dim]) for dim in dims])
+
+
+def kept_positions(axes: Sequence[ax.Axis], sizes: ax.Sizes) -> tuple[np.ndarray, ...] | None:
+    """For each dimension the stored positions that a config keeps; None if entries are interpolated from several."""
+    cutter = _Cutter(sizes, labels=False, channels=True)
+    found = []
+    for dim, axis in enumerate(axes):
+        match cutter.cut(dim, axis):
+            case None:
+                found.append(np.arange(axis.size))
+            case _Range(start=start, length=length):
+                found.append(np.arange(start, start + length))
+            case _Positions() as chosen:
+                found.append(chosen.positions)
+            case _:
+                return None
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Finds the cuts of single dimensions. `channels`: also cut channels and kernels, not only positions."""
+
+    sizes: ax.Sizes
+    labels: bool
+    channels: bool
+
+    def cut(self, dim: int, axis: ax.Axis) -> Cut | None:
+        if self.sizes(axis) == axis.size:
+            return None
+        if axis.spatial:
+            return self._resampled(dim, axis)
+        return self._selected(dim, axis) if axis.groups and self.channels else None
+
+    def _resampled(self, dim: int, axis: ax.Axis) -> Cut | None:
+        """The first positions of sequences, or interpolated positions, separately for each factor and each piece."""
+        match axis:
+            case ax.Product():
+                inner = _in_steps([self.cut(dim + i, factor) for i, factor in enumerate(axis.factors)])
+                return None if inner is None else _Factors(dim, self._stored(axis.factors), inner)
+            case ax.Concat():
+                return _Pieces(dim, self._stored(axis.pieces), tuple(self.cut(dim, piece) for piece in axis.pieces))
+            case _ if axis.sequential:
+                return _Range(dim, 0, self.sizes(axis))
+            case _:
+                return _Interpolation(dim, axis.size, self.sizes(axis), self.labels)
+
+    def _stored(self, parts: Sequence[ax.Axis]) -> tuple[int, ...]:
+        """Sizes before the cut."""
+        return tuple(part.size if part.spatial or self.channels else self.sizes(part) for part in parts)
+
+    def _selected(self, dim: int, axis: ax.Axis) -> Cut:
+        size = self.sizes(axis)
+        match axis:
+            case ax.Channels():
+                return _Range(dim, 0, size)
+            case ax.Kernel():
+                return _Range(dim, (axis.size - size) // 2, size)
+            case _:
+                kept = {
+                    leaf.group: np.arange(self.sizes(leaf)) for leaf in axis.leaves if isinstance(leaf, ax.Channels)
+                }
+                positions = ax.surviving(axis, kept)
+                first = int(positions[0])
+                together = bool((positions == np.arange(first, first + len(positions))).all())
+                return _Range(dim, first, len(positions)) if together else _Positions(dim, positions)
+
+
+def _in_steps(found: Sequence[Cut | None]) -> Cut | None:
+    steps = tuple(step for step in found if step is not None)
+    if not steps:
+        return None
+    return steps[0] if len(steps) == 1 else _CutSteps(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _CutSteps:
+    """Several cuts of one tensor, applied one after the other."""
+
+    steps: tuple[Cut, ...]
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            tensor = step(tensor)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A view of a range along one dimension: a prefix of channels, a kernel's centre."""
+
+    dim: int
+    start: int
+    length: int
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(self.dim, self.start, self.length)
+
+
+class _Positions:
+    """A copy of chosen positions along one dimension."""
+
+    __slots__ = ("_on", "dim", "positions")
+
+    def __init__(self, dim: int, positions: np.ndarray) -> None:
+        self.dim, self.positions = dim, positions
+        index = torch.from_numpy(positions)
+        self._on = {index.device: index}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        index = self._on.get(tensor.device)
+        if index is None:
+            with torch.inference_mode(False):  # kept, and later used where gradients are needed
+                index = self._on[tensor.device] = next(iter(self._on.values())).to(tensor.device)
+        return tensor.index_select(self.dim, index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """A cut of the factors that one dimension is the row-major flattening of."""
+
+    dim: int
+    sizes: tuple[int, ...]
+    inner: Cut
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        last = self.dim + len(self.sizes) - 1
+        return self.inner(tensor.unflatten(self.dim, self.sizes)).flatten(self.dim, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Cuts of the pieces that one dimension is the concatenation of."""
+
+    dim: int
+    sizes: tuple[int, ...]
+    inner: tuple[Cut | None, ...]
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        pieces = zip(tensor.split(list(self.sizes), self.dim), self.inner, strict=True)
+        return torch.cat([piece if cut is None else cut(piece) for piece, cut in pieces], self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interpolation:
+    """Entries for positions along one dimension at another resolution: bicubic, or nearest for labels.
+
+    Source: DeiT (ICML 2021), positional embeddings at other resolutions.
+    """
+
+    dim: int
+    stored: int
+    wanted: int
+    labels: bool
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.labels:
+            return tensor.index_select(self.dim, _nearest(self.stored, self.wanted, tensor.device))
+        matrix = _bicubic(self.stored, self.wanted, tensor.dtype, tensor.device)
+        return (tensor.movedim(self.dim, -1) @ matrix).movedim(-1, self.dim)
+
+
+@lru_cache(maxsize=MATRICES_KEPT)
+def _bicubic(stored: int, wanted: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Weights (stored, wanted) of bicubic interpolation between positions."""
+    with torch.inference_mode(False):  # kept, and later used where gradients are needed
+        each = torch.eye(stored, dtype=torch.float64)[None, :, :, None]  # one channel for each stored position
+        taken = F.interpolate(each, size=(wanted, 1), mode="bicubic", align_corners=False)
+        return taken[0, :, :, 0].to(dtype).to(device)
+
+
+@lru_cache(maxsize=MATRICES_KEPT)
+def _nearest(stored: int, wanted: int, device: torch.device) -> torch.Tensor:
+    """The nearest stored position (wanted,) for each wanted position."""
+    with torch.inference_mode(False):
+        positions = torch.arange(stored, dtype=torch.float64)[None, None]
+        return F.interpolate(positions, size=wanted, mode="nearest-exact")[0, 0].long().to(device)
+
+
+def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) -> np.ndarray:
+    """L1 norm of all weights (two dimensions or more) that involve each channel of a group."""
+    score = np.zeros(axis_map.groups[group])
+    for name in graph.parameters:
+        axes = axis_map.axes.get(name, ())
+        if len(axes) < 2:
+            continue
+        for dim, axis in enumerate(axes):
+            if isinstance(axis, ax.Channels) and axis.group == group:
+                others = [d for d in range(len(axes)) if d != dim]
+                score += tensors[name].abs().double().sum(others).numpy()
+    return score
+
+
+def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:
+    """Tensors of the same function, with the channels of `groups` sorted by falling importance wherever they occur."""
+    order = {group: np.argsort(-importance(graph, tensors, axis_map, group), kind="stable") for group in groups}
+    return reordered(tensors, axis_map, order)
+
+
+def reordered(tensors: Tensors, axis_map: AxisMap, order: Mapping[int, np.ndarray]) -> Tensors:
+    """Every tensor with the channels of some groups permuted (`order` by group: the channel that comes first, second, …).
+
+    The function stays the same for groups that no operator reads in their order (`AxisMap.ordered`).
+    """
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        for dim, axis in enumerate(axis_map.axes[name]):
+            if axis.groups & order.keys():
+                positions = torch.from_numpy(ax.surviving(axis, order))
+                tensor = tensor.index_select(dim, positions)
+        result[name] = tensor
+    return result
+
 
 CUTS_KEPT = 64  # of tensors with the same axes
 Key = TypeVar("Key")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tailor_ir.graph import GivenInputs, Tensors
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Statistics, statistics_of
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.plans import Instruction

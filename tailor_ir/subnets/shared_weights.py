@@ -16,10 +16,10 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
-from tailor_ir.spaces.structure import Subnet
-from tailor_ir.subnets.cuts import kept_positions
+from tailor_ir.spaces.space import Subnet
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.onnx_export import write_onnx
+from tailor_ir.subnets.plans import kept_positions
 
 WEIGHTS_FILE = "weights.safetensors"
 SMALL_BYTES = 256

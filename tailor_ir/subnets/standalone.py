@@ -13,11 +13,11 @@ from torch import fx, nn
 from tailor_ir.alignment import InputAlignment
 from tailor_ir.graph import OTHER_FLOATS, Node
 from tailor_ir.ops import OPERATORS
-from tailor_ir.spaces.structure import Subnet
+from tailor_ir.spaces.space import Subnet
 from tailor_ir.subnets.batch_norms import Statistics
-from tailor_ir.subnets.cuts import make_cut
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.lowering import Lowering
+from tailor_ir.subnets.plans import make_cut
 
 MODULE_ATTRIBUTES = frozenset(dir(fx.GraphModule)) | {"graph", "self", "training"}
 """Names that a layer of a module must not have."""

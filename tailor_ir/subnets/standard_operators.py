@@ -11,7 +11,7 @@ from onnx import helper
 from tailor_ir.dims import FACTORS, FILTERED
 from tailor_ir.graph import Attribute, Node
 from tailor_ir.ops.deformable import places, settings
-from tailor_ir.ops.interpolation import resizing_matrices
+from tailor_ir.ops.resample import resizing_matrices
 from tailor_ir.ops.spectra import transform_matrix
 
 

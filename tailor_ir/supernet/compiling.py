@@ -16,17 +16,16 @@ from tailor_ir.errors import CheckFailed, MixedSamples
 from tailor_ir.exits import add_exits
 from tailor_ir.graph import NO_BATCH, Graph, Tensors
 from tailor_ir.reading.comparison import PlacesOfValues, compare, remarks_on
-from tailor_ir.reading.files.element_types import Float32Module
+from tailor_ir.reading.files import Float32Module
 from tailor_ir.reading.inputs import GivenExample
-from tailor_ir.rewriting.kernel_transforms import transform_kernels
+from tailor_ir.rewriting.passes import transform_kernels
 from tailor_ir.spaces.proposal import few_subnets, propose
 from tailor_ir.spaces.selectors import SpaceSpec
-from tailor_ir.spaces.structure import Structure
-from tailor_ir.structure.finding import find_axes_and_regions
+from tailor_ir.spaces.space import Structure
+from tailor_ir.structure.regions import find_axes_and_regions
 from tailor_ir.supernet.checking import Reference
-from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.network import SuperNet
-from tailor_ir.supernet.reading import PlainFile, ReadNetwork, read_network
+from tailor_ir.supernet.reading import Batching, PlainFile, ReadNetwork, read_network
 
 NOTHING_TRAINED = "the network has no weights that could be trained"
 NOT_COMPARED = "the original network does not run on drawn inputs: its answers could not be compared"

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from tailor_ir.spaces.kinds.exit import EXIT
-from tailor_ir.spaces.variables import Choice
-from tailor_ir.subnets.batch_norms import Statistics
-from tailor_ir.subnets.batch_statistics import statistics_names, with_statistics
+from tailor_ir.spaces.selectors import Choice
+from tailor_ir.spaces.stage_kinds import EXIT
+from tailor_ir.subnets.batch_norms import Statistics, statistics_names, with_statistics
 from tailor_ir.subnets.elastic import Elastic
 from tailor_ir.subnets.onnx_export import parts_onnx, subnet_onnx
 from tailor_ir.subnets.segments import Part, find_block_parts, find_parts, with_all_answers

@@ -20,19 +20,16 @@ from tailor_ir.operators.features import OperatorFeature
 from tailor_ir.operators.table import OperatorTable, OperatorTerm, PlacedOperators
 from tailor_ir.operators.templates import element_types
 from tailor_ir.partition import PrePartition, split_parts
-from tailor_ir.rewriting.kernel_transforms import matrices_of
-from tailor_ir.spaces.kinds.exit import EXIT
+from tailor_ir.rewriting.passes import matrices_of
 from tailor_ir.spaces.proposal import propose
-from tailor_ir.spaces.selectors import SpaceSpec
-from tailor_ir.spaces.space import Space
-from tailor_ir.spaces.structure import Structure
-from tailor_ir.spaces.variables import Choice, Config
-from tailor_ir.structure.finding import find_axes_and_regions
+from tailor_ir.spaces.selectors import Choice, Config, SpaceSpec
+from tailor_ir.spaces.space import Space, Structure
+from tailor_ir.spaces.stage_kinds import EXIT
+from tailor_ir.structure.regions import find_axes_and_regions
 from tailor_ir.subnets.batch_norms import Statistics
-from tailor_ir.subnets.branches import Branches
-from tailor_ir.subnets.cuts import sort_channels
-from tailor_ir.subnets.elastic import Elastic
+from tailor_ir.subnets.elastic import Branches, Elastic
 from tailor_ir.subnets.onnx_export import answers_onnx, parts_onnx, subnet_onnx, write_onnx
+from tailor_ir.subnets.plans import sort_channels
 from tailor_ir.subnets.segments import (
     BlockPart,
     BlockSegment,
@@ -44,11 +41,20 @@ from tailor_ir.subnets.segments import (
 )
 from tailor_ir.subnets.standalone import build, build_nodes, own_tensors
 from tailor_ir.summary import describe
-from tailor_ir.supernet.checking import BATCHES, Reference, check_forms, check_saved
+from tailor_ir.supernet.checking import (
+    BATCHES,
+    ChannelOrder,
+    Reference,
+    check_forms,
+    check_saved,
+    correlation,
+    narrower,
+    put_together,
+    sortable,
+)
 from tailor_ir.supernet.exporting import WithStatistics, export_together
-from tailor_ir.supernet.file_networks import Batching
 from tailor_ir.supernet.joining import take_part
-from tailor_ir.supernet.ordering import ChannelOrder, correlation, narrower, put_together, sortable
+from tailor_ir.supernet.reading import Batching
 
 NUMBERS = {"uint8": (0, 256), "int8": (-128, 128)}
 """Ranges of drawn integers by type; longer integers are drawn as masks."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from adaptive_runtime.weights import GuardEvent, GuardSettings
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
         MethodSettings,
         StepSettings,
     )
-    from tasks.evaluation.adapted.side_file import SideFile, load_adapted, read_side_file, save_adapted
-    from tasks.evaluation.adapted.subnet import AdaptedState, AdaptiveSubnet
+    from tasks.evaluation.adapted import (
+        AdaptedState,
+        AdaptiveSubnet,
+        SideFile,
+        load_adapted,
+        read_side_file,
+        save_adapted,
+    )
 else:
     __getattr__ = public_names(__name__, __file__)
 

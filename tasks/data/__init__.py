@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from importing.lazy import public_names
+from importing import public_names
 from tasks.data.settings import RESTORED, DataSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _digits(settings: DataSettings) -> Opened:
 
 
 def _noisy_digits(settings: DataSettings) -> Opened:
-    from tasks.data.drawn.noisy_digits import open_noisy_digits
+    from tasks.data.drawn.digits import open_noisy_digits
 
     return open_noisy_digits(settings)
 
@@ -40,19 +40,19 @@ def _glyphs(settings: DataSettings) -> Opened:
 
 
 def _noisy_glyphs(settings: DataSettings) -> Opened:
-    from tasks.data.drawn.glyph_pairs import open_noisy_glyphs
+    from tasks.data.drawn.glyphs import open_noisy_glyphs
 
     return open_noisy_glyphs(settings)
 
 
 def _small_glyphs(settings: DataSettings) -> Opened:
-    from tasks.data.drawn.glyph_pairs import open_small_glyphs
+    from tasks.data.drawn.glyphs import open_small_glyphs
 
     return open_small_glyphs(settings)
 
 
 def _scenes(settings: DataSettings) -> Opened:
-    from tasks.data.drawn.scenes import open_scenes
+    from tasks.data.drawn.glyphs import open_scenes
 
     return open_scenes(settings)
 
@@ -70,7 +70,7 @@ def _voc(settings: DataSettings) -> Opened:
 
 
 def _masks(settings: DataSettings) -> Opened:
-    from tasks.data.masks import open_masks
+    from tasks.data.pairs import open_masks
 
     return open_masks(settings)
 
@@ -130,19 +130,19 @@ def _tagged_jsonl(settings: DataSettings) -> Opened:
 
 
 def _seen_and_felt(settings: DataSettings) -> Opened:
-    from tasks.data.several.seen_and_felt import open_seen_and_felt
+    from tasks.data.seen_and_felt import open_seen_and_felt
 
     return open_seen_and_felt(settings)
 
 
 def _table(settings: DataSettings) -> Opened:
-    from tasks.data.several.table import open_table
+    from tasks.data.tables import open_table
 
     return open_table(settings)
 
 
 def _folder(settings: DataSettings) -> Opened:
-    from tasks.data.imagefolder import open_folder
+    from tasks.data.folders import open_folder
 
     return open_folder(settings)
 
@@ -154,7 +154,7 @@ def _parquet(settings: DataSettings) -> Opened:
 
 
 def _published(settings: DataSettings) -> Opened:
-    from tasks.data.published import open_published
+    from tasks.data.folders import open_published
 
     return open_published(settings)
 

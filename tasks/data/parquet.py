@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from tasks.base.errors import UserError
-from tasks.data.decode import SCALING, Content, Decoder
+from tasks.data.images import SCALING, Content, Decoder
 from tasks.data.settings import DataSettings
 from tasks.data.source import SPLIT_NAMES, complete_splits
 

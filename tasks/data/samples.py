@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from adaptive_runtime.samples.signals import Spectrogram
-from adaptive_runtime.samples.texts import TextPreparation
-from importing.lazy import Later
+from adaptive_runtime.samples.inputs import Spectrogram, TextPreparation
+from importing import Later
 from tasks.base.errors import UserError
-from tasks.data.batches import Inputs, each
 from tasks.data.settings import LEAST_SIDE, MOST_SIDE, DataSettings
-from tasks.data.source import OtherInput, Scaling
+from tasks.data.source import Inputs, OtherInput, Scaling, each
 
 if TYPE_CHECKING:
     import torch

@@ -1,22 +1,151 @@
-"""The protocol of all kinds of data: labels at once, images on demand."""
+"""The protocol of all kinds of data: labels at once, images on demand.
+
+Stratified splits as scikit-learn's `train_test_split` draws them; importing it takes more than a second in each rank.
+
+Batches of samples with one input or several. Legend: B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adaptive_runtime.samples.several import NumbersPreparation
-from adaptive_runtime.samples.signals import Spectrogram
-from adaptive_runtime.samples.texts import TextPreparation, Vocabulary
+from adaptive_runtime.samples.inputs import NumbersPreparation, Spectrogram, TextPreparation, Vocabulary, packed
+from importing import Later
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
-from tasks.data.batches import Inputs
 from tasks.data.settings import WITHOUT_FILES, DataSettings
-from tasks.data.stratified import TooFewError, stratified
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
+
+
+_Integers = NDArray[np.int64]
+FEWEST = 12
+"""Splits have about the same share of each class that is the rarest one of at least this many images."""
+
+
+class TooFewError(Exception):
+    """A class has too few members to be in both parts."""
+
+
+def stratified(labels: _Integers, held: int, seed: int) -> tuple[_Integers, _Integers]:
+    """Sorted places of the kept and of `held` other samples, with about the same share of each class.
+
+    labels: (N,) class of each sample. The draws equal those of scikit-learn with the same seed. TooFewError if scikit-learn
+    would refuse.
+    """
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    if min(held, len(labels) - held) < max(len(sizes), 1) or sizes.min() < 2:
+        raise TooFewError
+    rng = np.random.RandomState(seed)
+    kept_of = _apportioned(sizes, len(labels) - held, rng)
+    held_of = _apportioned(sizes - kept_of, held, rng)
+    parts: tuple[list[_Integers], list[_Integers]] = [], []
+    for number, (size, first, second) in enumerate(zip(sizes, kept_of, held_of, strict=True)):
+        drawn = np.flatnonzero(classes == number)[rng.permutation(size)]
+        parts[0].append(drawn[:first])
+        parts[1].append(drawn[first : first + second])
+    kept, others = (np.sort(np.concatenate(part)) for part in parts)
+    return kept, others
+
+
+def _apportioned(sizes: _Integers, total: int, rng: np.random.RandomState) -> _Integers:
+    """`total` distributed in proportion to `sizes`: rounded down; the rest goes to the largest remainders, ties at random."""
+    exact = sizes / sizes.sum() * total
+    found = np.floor(exact)
+    remainders, left = exact - found, int(total - found.sum())
+    for remainder in np.unique(remainders)[::-1]:
+        if left <= 0:
+            break
+        tied = np.flatnonzero(remainders == remainder)
+        winners = rng.choice(tied, size=min(len(tied), left), replace=False)
+        found[winners] += 1
+        left -= len(winners)
+    return found.astype(np.int64)
+
+
+def rarest_classes(occurring: Sequence[_Integers], classes: int) -> _Integers:
+    """The class (images,) by which splits of images with several classes are balanced; 0 for an image without classes.
+
+    occurring: the classes of each image, repeated by their weight. The class is the image's rarest, unless fewer than `FEWEST`
+    images share it.
+    """
+    everywhere = np.bincount(np.concatenate(occurring), minlength=classes)
+    labels = np.array([min(own, key=lambda label: everywhere[label], default=0) for own in occurring], dtype=np.int64)
+    counts = np.bincount(labels, minlength=classes)
+    return np.where(counts[labels] < FEWEST, counts.argmax(), labels).astype(np.int64)
+
+
+Inputs = Union["torch.Tensor", tuple["torch.Tensor", ...]]
+"""A batch: one tensor, or, for samples with several inputs, one tensor each, in the order of the network's inputs."""
+
+
+def tensors(x: Inputs) -> tuple[torch.Tensor, ...]:
+    """The tensor of each input."""
+    return (x,) if isinstance(x, torch.Tensor) else x
+
+
+@overload
+def each(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor: ...
+@overload
+def each(x: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs: ...
+def each(x: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    """The batch with every input changed."""
+    return change(x) if isinstance(x, torch.Tensor) else tuple(map(change, x))
+
+
+def only(x: Inputs) -> torch.Tensor:
+    """The tensor of the only input; samples with several inputs were refused before."""
+    assert isinstance(x, torch.Tensor), "samples of several inputs are refused before"
+    return x
+
+
+def samples_in(x: Inputs) -> int:
+    """The number of samples B."""
+    return len(tensors(x)[0])
+
+
+def rows(x: Inputs, first: int, stop: int) -> Inputs:
+    """The samples from `first` to before `stop`."""
+    return each(x, lambda one: one[first:stop])
+
+
+def pieces(x: Inputs, size: int) -> list[Inputs]:
+    """The batch in pieces of at most `size` samples."""
+    return (
+        list(x.split(size)) if isinstance(x, torch.Tensor) else list(zip(*(one.split(size) for one in x), strict=True))
+    )
+
+
+def concatenated(batches: Sequence[Inputs]) -> Inputs:
+    """All samples of some batches in one batch."""
+    if isinstance(batches[0], torch.Tensor):
+        return torch.cat([only(batch) for batch in batches])
+    return tuple(map(torch.cat, zip(*map(tensors, batches), strict=True)))
+
+
+def answers(network: Callable[..., Any], x: Inputs) -> torch.Tensor:
+    """A network's outputs for a batch, with the inputs in order."""
+    found: torch.Tensor = network(*tensors(x))
+    return found
+
+
+def arrays(x: Inputs, names: Sequence[str]) -> NDArray[Any]:
+    """A batch in numpy; several inputs are packed under their names (`adaptive_runtime.samples.inputs`)."""
+    if isinstance(x, torch.Tensor):
+        return x.cpu().numpy()
+    return packed({name: one.cpu().numpy() for name, one in zip(names, x, strict=True)})
+
 
 WITH_CLASS_FOLDERS = ("imagefolder", "wavfolder")
 """Kinds with a folder for each class."""

@@ -5,7 +5,7 @@ Each release has its own folder; a link points to the release that serves. `task
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from tasks.deploy.deployment import Deployed, run

@@ -16,8 +16,8 @@ from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Record
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.evaluation.recipe import EvaluationRecipe
 from tasks.evaluation.subnets import Accuracy, EvaluationData, OtherPrecision, evaluate_together
+from tasks.evaluation.subnets.images import EvaluationRecipe
 
 KEPT = 2
 """SuperNets that a process keeps, and as many sets of images."""

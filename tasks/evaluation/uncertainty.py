@@ -1,4 +1,7 @@
-"""Standard errors of accuracies by the number of samples."""
+"""Standard errors of accuracies by the number of samples.
+
+Agreement of predictions with measurements: their errors, and how well they order the measurements.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,31 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.base.pages.text import percent
-from tasks.base.schemas.accuracy import Uncertainty
+from tasks.base.schemas.predictions import Uncertainty
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.front import Winner
+    from tasks.base.schemas.winners import Winner
     from tasks.evaluation.subnets import Accuracy
+
+
+def kendall_tau(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float | None:
+    """Kendall's tau of two columns (n,); None if there is no order: fewer than two values, or all equal."""
+    if len(measured) < 2:
+        return None
+    from scipy.stats import kendalltau  # takes a second
+
+    tau = float(kendalltau(predicted, measured).statistic)
+    return tau if math.isfinite(tau) else None
+
+
+def errors_in_points(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> dict[str, float]:
+    """Mean and largest absolute difference of two columns of accuracies (n,), given as fractions, in points."""
+    points = 100 * np.abs(predicted - measured)
+    return {"mean_error_points": float(points.mean()), "max_error_points": float(points.max())}
+
 
 SMALL = 0.02
 """A split is small if its standard error is at least this."""

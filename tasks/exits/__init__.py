@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.exits.calibration import CalibratedExits, calibrate
-    from tasks.exits.held_out import HeldOut
+    from tasks.exits.calibration import CalibratedExits, HeldOut, calibrate
     from tasks.exits.settings import PromiseSettings
 else:
     __getattr__ = public_names(__name__, __file__)

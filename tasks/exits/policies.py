@@ -2,8 +2,7 @@
 
 from typing import Any, ClassVar
 
-from tasks.base.schemas.stored import Record, Stored
-from tasks.base.schemas.subnets import Named, Predicted
+from tasks.base.schemas.stored import Named, Predicted, Record, Stored
 
 POLICIES_FILE = "policies.json"
 TABLE_FILE = "exit_table.json"

@@ -9,9 +9,8 @@ import torch
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import AdaptedTensors
-from tasks.base.schemas.front import Winner
-from tasks.evaluation.adapted.side_file import SideFile, read_side_file
-from tasks.evaluation.adapted.subnet import AdaptiveSubnet
+from tasks.base.schemas.winners import Winner
+from tasks.evaluation.adapted import AdaptiveSubnet, SideFile, read_side_file
 from tasks.evaluation.subnets import Accuracy, EvaluationData, evaluated, statistics_of
 
 WHERE = "export.adapted"

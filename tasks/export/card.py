@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ImagePreparation, InputPreparation, InputsPreparation
-from adaptive_runtime.samples.several import NumbersPreparation
-from adaptive_runtime.samples.signals import Spectrogram
-from adaptive_runtime.samples.texts import PADDING, VOCABULARY_FILE, TextPreparation, Vocabulary
+from adaptive_runtime.samples.inputs import (
+    PADDING,
+    VOCABULARY_FILE,
+    NumbersPreparation,
+    Spectrogram,
+    TextPreparation,
+    Vocabulary,
+)
 from profiling_agents.messages import Capabilities
 from tasks.base.artifacts import json_bytes, write_bytes
 from tasks.base.schemas.exports import (
@@ -30,11 +35,11 @@ from tasks.base.schemas.exports import (
 from tasks.data.problems import problem_named
 from tasks.data.source import OtherInput
 from tasks.evaluation.uncertainty import uncertain
-from tasks.measuring.runtime_options.chosen import ChosenEngine
+from tasks.measuring.runtime_options.settings import ChosenEngine
 
 if TYPE_CHECKING:
     from tailor_ir import SuperNet
-    from tasks.data.description import DataDescription
+    from tasks.data.dataset import DataDescription
 
 UNKNOWN = "unknown"
 MOST_CLASSES = 1000
@@ -89,7 +94,7 @@ def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...
     (input_shape,) = input_shapes.values()
     if data.vocabulary is None:
         return image_preparation(data, input_shape)
-    from tasks.data.texts.tokens import text_preparation  # torch takes seconds
+    from tasks.data.texts import text_preparation  # torch takes seconds
 
     (length,) = input_shape[1:]
     return text_preparation(data.vocabulary, data.resolution, length)
@@ -297,7 +302,7 @@ def _texts(wanted: TextPreparation) -> str:
     return (
         f"An application gives numbers of words below {wanted.words}, {length} of each text: more words are cut, and fewer are "
         f'filled up with {PADDING}. `Vocabulary.from_file(Path("{wanted.vocabulary}")).tokens(texts, {length})` of '
-        f"`adaptive_runtime.samples.texts` makes them; `{wanted.vocabulary}` is beside the files. A deployed bundle takes "
+        f"`adaptive_runtime.samples.inputs` makes them; `{wanted.vocabulary}` is beside the files. A deployed bundle takes "
         f"{wanted.length} words of each text, whichever SubNet answers."
     )
 

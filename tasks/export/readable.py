@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from adaptive_runtime.base.files import sha256_of
-from adaptive_runtime.samples.texts import VOCABULARY_FILE
+from adaptive_runtime.samples.inputs import VOCABULARY_FILE
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportIndex, Exports, IndexedWinner

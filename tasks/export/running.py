@@ -17,7 +17,7 @@ from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement
 from tasks.base.schemas.exports import Brought, FileRun, FileTensor
 from tasks.export import EXAMPLES
-from tasks.measuring.runtime_options.chosen import ChosenEngine
+from tasks.measuring.runtime_options.settings import ChosenEngine
 
 TEMPLATES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("ncnn", "ncnn"): ("ncnn.py", "ncnn.cpp"),

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from adaptive_runtime.bundle.bundles import BundleFormat
 from tasks.base.artifacts import OutsideKey
-from tasks.evaluation.executorch.conversion import require_executorch
+from tasks.evaluation.conversion import require_executorch
 from tasks.evaluation.quantise import Settings as QuantiseSettings
 from tasks.measuring.settings import TimingSettings, Tolerance
 

@@ -22,16 +22,16 @@ from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, ExportedWinner, Exports, MissedWinner
-from tasks.base.schemas.front import FRONT_FILE, Front, Winner
-from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.base.schemas.stored import StageResult
-from tasks.data.description import describe
+from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
+from tasks.data.dataset import describe
 from tasks.data.problems import CLASSIFICATION, other_metric
-from tasks.evaluation.confusions import CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.ncnn.conversion import ConversionError
-from tasks.evaluation.ncnn.kernels import require_masks
+from tasks.evaluation.ncnn.files import require_masks
 from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
+from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
@@ -53,15 +53,26 @@ from tasks.export.card import (
     write_vocabulary,
 )
 from tasks.export.chains import ChainWriter, require_exits
-from tasks.export.files import SUFFIXES, Images, Made, Maker, references
-from tasks.export.planned import in_planned_order
-from tasks.export.replacing import Substitutes, as_predicted, best_measured, better, replaced, whole_network
+from tasks.export.files import SUFFIXES, Images, Made, Maker, in_planned_order, references
+from tasks.export.replacing import (
+    LARGEST,
+    Substitutes,
+    Timed,
+    as_predicted,
+    best_measured,
+    better,
+    largest_of,
+    latency_of,
+    replaced,
+    subjects_of,
+    timed,
+    whole_network,
+)
 from tasks.export.running import brought, examples
 from tasks.export.settings import FileFormat, Settings
-from tasks.export.timed import LARGEST, Timed, largest_of, latency_of, subjects_of, timed
 from tasks.measuring.subnets import SubNetMeter
 from tasks.search import read_front
-from tasks.search.baselines.uniform import measure_baseline
+from tasks.search.baselines.subnets import measure_baseline
 
 DONE_FILE = "exports.jsonl"
 MEASURED_FILE = "winners_measured.jsonl"
@@ -71,7 +82,7 @@ Accuracies = dict[str, dict[str, Accuracy]]
 OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, PlacementWriter | None]
 """Further contents of a bundle: policies, rules, further formats, adapted SubNets, and SubNets over devices."""
 ROUNDS = 2
-"""Fewest rounds that show how a disturbed device slows small SubNets compared with the largest (`tasks.measuring.calm`)."""
+"""Fewest rounds that show how a disturbed device slows small SubNets compared with the largest (`tasks.measuring.jobs`)."""
 
 
 def run(

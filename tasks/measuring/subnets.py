@@ -14,14 +14,12 @@ from profiling_agents.sensing.machine import available_cores
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.base.artifacts import SubNetLines, SubNetStore, digest_of
 from tasks.base.progress import Progress
-from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.evaluation.conversion import ConversionError, ConversionLimits
 from tasks.evaluation.executorch.programs import jobs_of_modules
 from tasks.evaluation.ncnn.conversion import convert
-from tasks.evaluation.quantise.timing import timed_onnx
-from tasks.measuring.ahead import ahead, pieces
-from tasks.measuring.calm import Calm, TimedLine
-from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.evaluation.quantise.qdq import timed_onnx
+from tasks.measuring.jobs import Calm, TimedLine, ahead, ncnn_job, onnx_job, pieces
 
 ATTEMPTS = 2  # if a measurement is noisy
 MOST_ROUNDS = 3  # if the device is not calm
@@ -110,7 +108,7 @@ class SubNetMeter:
         Lines that a store shares (`lines`) have the largest SubNet as the first subject.
 
         The first subject is the reference: it runs before and after every few others, and shows what a p50 would be on a calm
-        device (`tasks.measuring.calm`). The median of several rounds counts, since each round loads a model anew, to other
+        device (`tasks.measuring.jobs`). The median of several rounds counts, since each round loads a model anew, to other
         places in memory. A SubNet that was never measured on a calm device is measured again, up to `MOST_ROUNDS` times in all;
         with several `rounds`, so is one whose median has a standard error above `STANDARD_ERROR`, up to twice `rounds`.
         """

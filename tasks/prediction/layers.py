@@ -12,8 +12,7 @@ from typing import Any, TypedDict
 from tailor_ir import KINDS, Choice, OperatorFeature, PlacedOperator, SuperNet, Variable, choice_text
 from tasks.base.places import Place, places
 from tasks.measuring.lut import Lut
-from tasks.prediction.correction import Correction, family
-from tasks.prediction.latency import operator_ms
+from tasks.prediction.latency import Correction, family, operator_ms
 
 Shape = tuple[int, ...]
 Outputs = tuple[str, ...]

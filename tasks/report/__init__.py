@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from importing.lazy import public_names
+from importing import public_names
 from tasks.base.artifacts import write_bytes, write_json
-from tasks.report.settings import Settings
+from tasks.report.sources import Settings
 
 if TYPE_CHECKING:
+    from tasks.report.headline import terminal_table
     from tasks.report.sources import DeviceSources, PretrainingSources, Sources
-    from tasks.report.terminal import terminal_table
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -11,8 +11,8 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from tasks.base.pages.text import amount, milliseconds, percent
-from tasks.base.schemas.baselines import COMPARED_FILE, Compared
-from tasks.report.looks import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, point_label
+from tasks.base.schemas.winners import COMPARED_FILE, Compared
+from tasks.report.parts import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, point_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

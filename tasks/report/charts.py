@@ -1,15 +1,19 @@
 """The figures of the report. Every text from the user is escaped: plotly reads a subset of HTML in labels."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Sequence
 from html import escape
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING
 
 from tailor_ir import choice_text
 from tasks.base.pages.text import milliseconds, percent
 from tasks.report import baselines
-from tasks.report.looks import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, Row, point_label
+from tasks.report.parts import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, Row, point_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED, TURQUOISE, GOLD, PINK)
 CHOSEN = "chosen"
@@ -23,6 +27,8 @@ Rows = Sequence[Row]
 
 def blank(x: str, y: str, height: int = 430) -> go.Figure:
     """A figure with the titles of its axes, in the style of the report."""
+    import plotly.graph_objects as go  # plotly takes a second
+
     figure = go.Figure()
     figure.update_layout(
         template="none",

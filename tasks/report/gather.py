@@ -1,7 +1,11 @@
-"""From the folders of finished stages to one JSON-able report."""
+"""From the folders of finished stages to one JSON-able report.
+
+The predicted latency of each shown SubNet, layer by layer; every different operator is stored once.
+"""
 
 import base64
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -14,12 +18,15 @@ from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.pages.text import milliseconds, percent
-from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation, Sensitivities
-from tasks.base.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports, Latency, MissedWinner
-from tasks.base.schemas.front import FRONT_FILE, Front
-from tasks.base.schemas.latency import VALIDATION_FILE as LATENCY_VALIDATION_FILE
-from tasks.base.schemas.latency import LatencyValidation
+from tasks.base.schemas.predictions import (
+    ACCURACY_VALIDATION_FILE,
+    LATENCY_VALIDATION_FILE,
+    SENSITIVITIES_FILE,
+    AccuracyValidation,
+    LatencyValidation,
+    Sensitivities,
+)
 from tasks.base.schemas.results import (
     BaseResult,
     EndsAccuracy,
@@ -29,34 +36,60 @@ from tasks.base.schemas.results import (
     GivenSuperNet,
     NetworkAccuracy,
 )
+from tasks.base.schemas.winners import FRONT_FILE, Front
 from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.evaluation.uncertainty import standard_error
 from tasks.measuring.lut import Entry, Lut
 from tasks.measuring.profile import LUT_FOLDER
-from tasks.prediction.correction import Correction
-from tasks.prediction.layers import Layers
+from tasks.prediction.latency import Correction
+from tasks.prediction.layers import Layers, SubNetLayer
 from tasks.report.baselines import against
-from tasks.report.breakdown import breakdown
 from tasks.report.confusions import confusions
-from tasks.report.engine import chosen_engine
-from tasks.report.exported import files_of, int8_of
 from tasks.report.headline import headline, remarks
 from tasks.report.leaving import policies
 from tasks.report.levels import levels
-from tasks.report.refined import refinement
-from tasks.report.rows import (
+from tasks.report.parts import (
     ReportedModification,
     ReportedOperators,
     ReportedReference,
     ReportedSensitivities,
     ReportedSpace,
     SubNetSize,
+    chosen_engine,
+    files_of,
+    int8_of,
+    refinement,
 )
-from tasks.report.settings import Settings
-from tasks.report.sources import DeviceSources, Sources
+from tasks.report.sources import DeviceSources, Settings, Sources
 from tasks.report.streams import streams
 from tasks.report.training import histories, pretraining, range_accuracies
+
+Part = dict[str, Any]
+
+
+def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> Part:
+    """SubNets (digest -> config) as pairs of a layer's and an operator's number; predicted_ms of an operator [ms].
+    The predicted latency of a SubNet is `offset_ms` plus those of its operators.
+    """
+    numbers: dict[SubNetLayer, int] = {}
+    subnets = {}
+    for digest, config in configs.items():
+        subnets[digest] = {
+            "elsewhere": layers.elsewhere(config),
+            "sections": [section.to_json() for section in layers.sections(config)],
+            "architecture": layers.architecture(config),
+            "layers": [
+                [number, numbers.setdefault(operator, len(numbers))] for number, operator in layers.of(config).items()
+            ],
+        }
+    return {
+        "offset_ms": layers.offset_ms,
+        "layers": [{"place": place.name, "section": place.section} for place in layers.places],
+        "operators": [operator.to_json() for operator in numbers],
+        "subnets": subnets,
+    }
+
 
 Row = dict[str, Any]
 

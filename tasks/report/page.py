@@ -9,13 +9,13 @@ from plotly.offline import get_plotlyjs
 
 from tasks.base.pages import environment, script, style
 from tasks.base.pages.text import milliseconds, percent
-from tasks.base.schemas.accuracy import Uncertainty
-from tasks.base.schemas.partition import PartitionAnswer
+from tasks.base.schemas.placed import PartitionAnswer
+from tasks.base.schemas.predictions import Uncertainty
 from tasks.evaluation.uncertainty import predicted, uncertain
-from tasks.report import baselines, charts, confusions, engine, leaving, levels, streams, training
+from tasks.report import baselines, charts, confusions, leaving, levels, parts, streams, training
 from tasks.report.headline import fastest_within, idle, kept, reference, unkept
-from tasks.report.looks import Row
-from tasks.report.partition.page import sections
+from tasks.report.partition import sections
+from tasks.report.parts import Row
 
 PLOTLY_CONFIG = {
     "displaylogo": False,
@@ -45,7 +45,7 @@ def render(report: Row) -> str:
         partition=_partition(report),
         baseline_title=baselines.title,
         baseline_cells=baselines.cells,
-        engine_rows=engine.rows,
+        engine_rows=parts.rows,
         kept=[kept(device) for device in report["devices"]],
         unkept=[unkept(device) for device in report["devices"]],
         idle=[idle(device) for device in report["devices"]],

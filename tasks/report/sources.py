@@ -1,12 +1,27 @@
-"""Sources of the report: the folders of finished stages, and facts that only the run knows."""
+"""Sources of the report: the folders of finished stages, and facts that only the run knows.
+
+Settings of the report stage.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.base.schemas.partition import PartitionAnswer
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.base.schemas.placed import PartitionAnswer
 from tasks.data.problems import CLASSIFICATION
+
+
+class Settings(BaseModel):
+    """The headline's question: how fast is the fastest SubNet that loses at most this much accuracy?"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    accuracy_points: float = Field(
+        3.0, ge=0, le=100, description="largest loss of test accuracy against the base model"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE
+    from tasks.base.schemas.winners import FRONT_FILE, WHOLE_FRONT_FILE
     from tasks.search.results import read_front
     from tasks.search.settings import Settings
     from tasks.search.stage import Target, run

@@ -1,4 +1,7 @@
-"""Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured."""
+"""Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured.
+
+Limits that follow from a SuperNet alone: memory, parameters, multiply-accumulates. They are checked before a search.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import tailor_ir
 from profiling_agents.client import AgentClient
@@ -18,11 +23,56 @@ from tasks.data import DataSettings
 from tasks.evaluation.models import ModelSettings
 from tasks.measuring.settings import TimingSettings
 from tasks.measuring.subnets import SubNetMeter
-from tasks.search.limits import refuse_limits
+from tasks.search.feasibility import Cost, least, refusal
+from tasks.search.problem import Codes, Problem, Values
+from tasks.search.settings import Settings, WinnerLimits
 from tasks.search.settings import Settings as SearchSettings
+from tasks.search.stage import Target, costs_of
 from tasks.training import compile
-from tasks.training.pretraining.elastic import cut_out
-from tasks.training.pretraining.settings import Settings as PretrainingSettings
+from tasks.training.finetune.settings import PretrainingSettings
+from tasks.training.pretraining import cut_out
+
+MEASURED = {"energy_mj": None}
+"""Limits of costs that only measurements give."""
+
+
+class _Equal:
+    """A cost and an accuracy that are equal for all SubNets."""
+
+    def predict(self, codes: Codes) -> Values:
+        """Zeros (n,)."""
+        return np.zeros(len(codes))
+
+    def score(self, codes: Codes) -> Values:
+        """Zeros (n,)."""
+        return np.zeros(len(codes))
+
+
+def refuse_limits(net: SuperNet, settings: Settings, rules: Mapping[str, Rules]) -> None:
+    """UserError for limits of memory, parameters and multiply-accumulates that no SubNet keeps. rules: by device."""
+    known = _without_measured(settings, rules)
+    searches = [tuple(rules)] if settings.together else [(device,) for device in rules]
+    for devices in searches:
+        targets = [Target(name=device, latency=_Equal(), rules=rules[device]) for device in devices]
+        _refuse(net, costs_of(net, targets, known), len(targets))
+
+
+def _without_measured(settings: Settings, devices: Mapping[str, Rules]) -> Settings:
+    limits = {device: settings.limits_of(device).model_copy(update=MEASURED) for device in devices}
+    return settings.model_copy(update={"limits": WinnerLimits(), "device_limits": limits})
+
+
+def _refuse(net: SuperNet, costs: Sequence[Cost], timed: int) -> None:
+    if len(costs) == timed:
+        return
+    latency, *others = (cost.model for cost in costs)
+    problem = Problem(net.space, latency, _Equal(), tuple(others), timed=timed)
+    limits = np.array([cost.limit for cost in costs])
+    rng = np.random.default_rng(0)
+    smallest = least(problem, rng, lambda scores: scores.excess(limits), limits)
+    if not problem.evaluate(smallest[None]).within(limits)[0]:
+        raise refusal(problem, costs, limits, rng)
+
 
 REACHABLE = 0.25
 """Share of the smallest SubNet's latency; engines and implementations chosen later have saved at most two thirds so far."""

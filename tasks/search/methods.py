@@ -1,25 +1,32 @@
-"""The methods of search, behind one interface. Budgets are (K,): for the latency, then for the problem's other costs."""
+"""The methods of search, behind one interface. Budgets are (K,): for the latency, then for the problem's other costs.
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+Genetic search for the best measured accuracy: SubNets of a population are evaluated, their costs are predicted.
+
+Populations begin with the winners by predicted accuracy. A SubNet evaluated for one budget is a candidate for all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solvers.chain import Chain
-from solvers.errors import Infeasible, Undecided
 from solvers.exact import Optimum, optimum
-from solvers.whole import FrontSearch, Points
+from solvers.front import FrontSearch, Points
+from solvers.tables import Infeasible, Undecided
+from tailor_ir import SuperNet
 from tasks.base.errors import UserError
-from tasks.base.progress import Progress
-from tasks.search.descent import beam_descent, fastest
+from tasks.base.progress import Bar, Progress, Silent
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, known_accuracies
+from tasks.search.feasibility import beam_descent, fastest
 from tasks.search.genetic import BestCode, search
-from tasks.search.problem import Codes, Problem, Values, unique_rows
+from tasks.search.problem import Additive, Bounds, Codes, Problem, Values, row_keys, unique_rows
 from tasks.search.settings import Settings
-from tasks.search.terms import Additive, Bounds
 
 TIE_PRICE = 1e-9
 """Share of the whole gain that all costs together are worth: among SubNets with equal gains the cheapest wins."""
@@ -95,7 +102,7 @@ class Exact:
         return BestCode(code=self._canonical(found.code), generations=0, stopped=stopped)
 
     def whole_front(self, progress: Progress, name: str) -> Points:
-        """All SubNets that are optimal for some latency budget (`solvers.whole`), if there are no other costs."""
+        """All SubNets that are optimal for some latency budget (`solvers.front`), if there are no other costs."""
         slowest_ms = float(self._problem.evaluate(self.best()[None]).latency_ms[0])
         search = FrontSearch(self._view([0], None, 1.0), slowest_ms, self._settings.tolerance)
         with progress.bar(f"whole front {name}", len(search.gaps)) as bar:
@@ -260,3 +267,116 @@ class Genetic:
             if len(within):
                 return goals[within[np.argmin(self._problem.pace(scores)[within])]]
         return self.quickest(budgets)
+
+
+EVALUATED_FILE = "evaluated.jsonl"
+LOSS_COUNTS = 0.25
+"""Upper bound of the loss term in the score, as a share of one image's accuracy: at equal accuracies the smaller loss wins."""
+
+
+@dataclass(slots=True)
+class AccuracyEvaluator:
+    """Evaluates SubNets in place of a predictor. Each result is a line of `file`; a second object with the file continues."""
+
+    net: SuperNet
+    images: EvaluationData
+    file: Path
+    bar: Bar
+    _found: dict[bytes, Accuracy] = field(default_factory=dict)
+    _codes: list[Codes] = field(default_factory=list)
+    _lines: dict[str, Accuracy] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = known_accuracies(self.file)
+
+    @property
+    def codes(self) -> Codes:
+        """All requested codes (n, V)."""
+        return np.concatenate(self._codes)
+
+    def predict(self, codes: Codes) -> Values:
+        """Accuracies (n,) on the images."""
+        return np.array([found.share for found in self._accuracies(codes)])
+
+    def score(self, codes: Codes) -> Values:
+        """Accuracies (n,); their losses order equal ones."""
+        found = self._accuracies(codes)
+        moved = [LOSS_COUNTS / one.total * one.loss / (1 + one.loss) for one in found]
+        return np.array([one.share for one in found]) - np.array(moved)
+
+    def _accuracies(self, codes: Codes) -> list[Accuracy]:
+        keys = row_keys(codes)
+        fresh = {key: row for row, key in enumerate(keys) if key not in self._found}
+        if fresh:
+            rows = codes[list(fresh.values())]
+            configs = [self.net.space.decode(row) for row in rows]
+            self.bar.note(f"{len(self._found) + len(rows)} SubNets evaluated")
+            found = accuracies(self.net, configs, self.images, self.file, _Within(self.bar), known=self._lines)
+            self._found.update(zip(fresh, found, strict=True))
+            self._codes.append(rows)
+        return [self._found[key] for key in keys]
+
+
+class _Within(Silent):
+    """Progress inside an outer bar. The outer bar does not move, but ends the work when the run is interrupted."""
+
+    def __init__(self, outer: Bar) -> None:
+        self._outer = outer
+
+    @contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        yield self
+
+    def advance(self, count: int = 1) -> None:
+        """Let the outer bar end the work."""
+        self._outer.advance(0)
+
+    def note(self, text: str) -> None:
+        """Do nothing: the outer bar has its own note."""
+
+
+class MeasuredWinners(NamedTuple):
+    """The winners, one for each budget, their accuracies (n,), and the number of evaluated SubNets."""
+
+    winners: list[BestCode]
+    accuracy: Values
+    evaluated: int
+
+
+def measured_winners(
+    net: SuperNet,
+    predicted: Problem,
+    budgets: Sequence[Values],
+    winners: Sequence[BestCode],
+    fastest: Codes,
+    settings: Settings,
+    images: EvaluationData,
+    out: Path,
+    progress: Progress,
+) -> MeasuredWinners:
+    """For each row of budgets (n, K) the most accurate of all evaluated SubNets.
+
+    winners: by predicted accuracy. fastest: code (V,) of a SubNet within the limits. A second call with the same `out`
+    continues.
+    """
+    net.elastic.to(images.device)
+    starts = np.stack([winner.code for winner in winners])
+    own = settings.model_copy(update={"rebalance": 0, "beam_width": 0})
+    found: list[BestCode] = []
+    with progress.bar("search by measured accuracy", len(budgets)) as bar:
+        accuracy = AccuracyEvaluator(net, images, out / EVALUATED_FILE, bar)
+        problem = Problem(
+            predicted.space, predicted.latency, accuracy, predicted.others, predicted.timed, measured=True
+        )
+        genetic = Genetic(problem, own, np.random.default_rng(settings.seed), starts=starts)
+        genetic.knows(fastest)
+        for row, winner in zip(budgets, winners, strict=True):
+            genetic.knows(winner.code)
+            found.append(genetic.winner(row))
+            bar.advance()
+    scores = problem.evaluate(accuracy.codes)
+    order = np.lexsort((problem.pace(scores), -scores.score))
+    codes, ranked = accuracy.codes[order], scores.take(order)
+    best = np.stack([codes[np.flatnonzero(ranked.within(row))[0]] for row in budgets])
+    chosen = [replace(one, code=code) for one, code in zip(found, best, strict=True)]
+    return MeasuredWinners(chosen, accuracy.predict(best), len(codes))

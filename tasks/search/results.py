@@ -11,14 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from solvers.front import hypervolume, pareto_mask
-from solvers.whole import Points
+from solvers.front import Points, hypervolume, pareto_mask
 from tailor_ir import KINDS, Config, Space, SuperNet
 from tasks.base.errors import UserError
-from tasks.base.schemas.front import Front
-from tasks.search.feasible import Cost
+from tasks.base.schemas.winners import Front
+from tasks.search.feasibility import Cost
 from tasks.search.genetic import BestCode
-from tasks.search.measured import MeasuredWinners
+from tasks.search.methods import MeasuredWinners
 from tasks.search.problem import Codes, Problem, Values, uniform_codes
 
 

@@ -1,14 +1,252 @@
-"""Settings of the search stage."""
+"""Settings of the search stage.
+
+Settings of `autotailor partition`.
+
+Settings of the refinement.
+
+Settings of the baselines.
+"""
 
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from tasks.base.artifacts import OutsideKey
-from tasks.search.placement_settings import PlacementSettings
+from tasks.evaluation.models import ModelSettings
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_DEVICES = 6
+LINK = "-"
+
+
+class PartitionLink(BaseModel):
+    """A link in both directions: bandwidth [Mbit/s], 0 if there is no link, and latency of a message [ms]."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bandwidth_mbps: NotNegative
+    latency_ms: NotNegative
+
+
+class RadioSettings(BaseModel):
+    """Power [mW] of the coordinator's radio while it sends, in addition per Mbit/s, and of the coordinator while it waits.
+
+    Source of the model: Huang et al., A close examination of performance and power characteristics of 4G LTE networks (MobiSys
+    2012), whose table 4 has 132.86 mW and 283.17 mW per Mbit/s for a phone's Wi-Fi.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sending_mw: NotNegative
+    mw_per_mbps: NotNegative = 0.0
+    waiting_mw: NotNegative = 0.0
+
+
+class PartitionSettings(BaseModel):
+    """Devices, links and limits of a partition; without devices and links nothing is split."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    devices: tuple[str, ...] = ()
+    bandwidth_mbps: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0, 10.0, 100.0)
+    latency_ms: NotNegative = 5.0
+    links: dict[str, PartitionLink] = Field(default_factory=dict)
+    slow_down: dict[str, Positive] = Field(default_factory=dict)
+    private: int = Field(default=0, ge=0)
+    memory_mib: dict[str, Positive] = Field(default_factory=dict)
+    energy_mj: Positive | None = None
+    returns: bool = True
+    objective: Literal["latency", "throughput"] = "latency"
+    coding: ActivationCoding | None = None
+    radio: RadioSettings | None = None
+    page: Path | None = None
+    parts: Path | None = None
+    plans: Path | None = None
+    ncnn: bool = False
+    plans_bandwidth_mbps: tuple[Positive, Positive] = (0.1, 1000.0)
+    plans_slow_down: tuple[Positive, Positive] = (1.0, 4.0)
+
+    @model_validator(mode="after")
+    def _names_devices(self) -> Self:
+        if self.asked and not 2 <= len(set(self.devices)) == len(self.devices) <= MOST_DEVICES:
+            got = f"[{','.join(self.devices)}]"
+            raise ValueError(f"devices: got {got}; allowed: two to {MOST_DEVICES} different names, home first")
+        for field in ("slow_down", "memory_mib"):
+            for name in getattr(self, field):
+                if name not in self.devices:
+                    raise ValueError(f"{field}.{name}: there is no such device; allowed: {', '.join(self.devices)}")
+        for link in self.links:
+            if sorted(self.pair(link)) not in [sorted((a, b)) for a in self.devices for b in self.devices if a != b]:
+                raise ValueError(f"links.{link}: it joins no two devices; allowed: A-B of {', '.join(self.devices)}")
+        if self.energy_mj is not None and self.objective == "throughput":
+            raise ValueError("energy_mj: it is a limit of one request; allowed with objective=latency")
+        if self.plans is not None:
+            self.require_plans()
+        return self
+
+    @property
+    def asked(self) -> bool:
+        """Whether a SubNet is to be split at all."""
+        return bool(self.devices or self.links)
+
+    def require_plans(self) -> None:
+        """Raise ValueError if the settings do not permit plans for the run time."""
+        for field in ("plans_bandwidth_mbps", "plans_slow_down"):
+            low, high = getattr(self, field)
+            if low > high:
+                raise ValueError(f"{field}: got [{low:g},{high:g}]; allowed: the lower end first")
+        if self.objective == "throughput" or not self.returns:
+            raise ValueError(
+                "plans: they are of requests that home answers; allowed with objective=latency, returns=true"
+            )
+
+    def pair(self, link: str) -> tuple[str, str]:
+        """The two devices that a link joins; names of devices may contain a hyphen, too."""
+        parts = link.split(LINK)
+        ways = [(LINK.join(parts[:at]), LINK.join(parts[at:])) for at in range(1, len(parts))]
+        return next((way for way in ways if set(way) <= set(self.devices)), (link, ""))
+
+    def link(self, a: str, b: str, bandwidth_mbps: float) -> PartitionLink:
+        """The link between two devices; an unnamed link has this bandwidth."""
+        own = (one for name, one in self.links.items() if set(self.pair(name)) == {a, b})
+        return next(own, PartitionLink(bandwidth_mbps=bandwidth_mbps, latency_ms=self.latency_ms))
+
+
+class PlacementSettings(BaseModel):
+    """Links and limits of a search over several devices, like those of a partition; bandwidth_mbps: of links without a name.
+    codings: candidates, one of which is chosen for each SubNet. coding_images: number of images for measuring their losses.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bandwidth_mbps: Positive = 10.0
+    latency_ms: NotNegative = 5.0
+    links: dict[str, PartitionLink] = Field(default_factory=dict)
+    slow_down: dict[str, Positive] = Field(default_factory=dict)
+    private: int = Field(default=0, ge=0)
+    memory_mib: dict[str, Positive] = Field(default_factory=dict)
+    returns: bool = True
+    codings: Annotated[tuple[ActivationCoding, ...], Field(min_length=1)] = ("fp32", "fp16", "int8")
+    coding_images: int = Field(default=256, ge=1)
+
+    def of(self, devices: tuple[str, ...]) -> PartitionSettings:
+        """The settings of a partition over these devices, the coordinator first. ValueError: invalid devices or links."""
+        own = self.model_dump(include=set(PartitionSettings.model_fields) - {"bandwidth_mbps"})
+        return PartitionSettings(devices=devices, bandwidth_mbps=(self.bandwidth_mbps,), **own)
+
+    @property
+    def ascending(self) -> tuple[ActivationCoding, ...]:
+        """The codings from the fewest bytes to fp32, which is always included."""
+        return tuple(sorted({*self.codings, "fp32"}, key=CODED_BYTES.__getitem__))
+
+
+class RefineSettings(BaseModel):
+    """The number of SubNets that are measured for each budget, and the share of a budget that a winner leaves free.
+
+    The SubNets are evaluated and timed with the settings of the predict stage: its images, `measure` and `rounds`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    candidates: int = Field(3, ge=1, le=1000, description="SubNets that are measured for each budget; 1: none")
+    rounds: int = Field(12, ge=1, le=1000, description="at most; each measures a part of the candidates and learns")
+    margin: float = Field(
+        0.01, ge=0, lt=0.5, description="of a budget, left free: what one measurement differs by from the next"
+    )
+
+
+UNIFORM, RANDOM, MACS, SIBLINGS = "uniform", "random", "macs", "siblings"
+OWN = (UNIFORM, RANDOM, MACS, SIBLINGS)
+
+BaselineName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}$")]
+
+
+class Sibling(BaseModel):
+    """A network of timm, trained here from random weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    options: dict[str, Any] = Field(default={}, description="further keyword arguments of timm's model")
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        from tasks.evaluation.models.timm_networks import unknown  # timm takes a second
+
+        if fault := unknown(name):
+            raise ValueError(f"{fault[0]}; allowed: {fault[1]}")
+        return name
+
+    @property
+    def model(self) -> ModelSettings:
+        """The network."""
+        return ModelSettings(name=self.name, options=self.options)
+
+    @property
+    def title(self) -> str:
+        """The name for people: the network's name, followed by its options if it has any."""
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name} ({options})" if options else self.name
+
+
+def _named(sibling: Any) -> Any:
+    return {"name": sibling} if isinstance(sibling, str) else sibling
+
+
+class BaselineSettings(BaseModel):
+    """Settings of the baselines; by default there are none.
+
+    All are evaluated and timed like the refinement: with the images, `measure` and `rounds` of the predict stage.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    uniform: bool = Field(
+        False, description="SubNets with one relative width (and depth) everywhere, at each resolution"
+    )
+    random: int = Field(0, ge=0, le=10_000, description="random SubNets")
+    macs: bool = Field(False, description="what the genetic search finds with MACs in the place of the latency")
+    siblings: tuple[Annotated[Sibling, BeforeValidator(_named)], ...] = Field(
+        (), description="smaller networks of timm, each trained as long as base network and SuperNet together"
+    )
+    files: Annotated[
+        dict[BaselineName, Annotated[tuple[Path, ...], Field(min_length=1)]],
+        OutsideKey("their names and contents count"),
+    ] = Field({}, description="name of a baseline -> .onnx files of its trained networks, BatchNorm not folded")
+    seed: int = Field(0, ge=0)
+
+    @field_validator("files")
+    @classmethod
+    def _are_other_files(cls, files: dict[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
+        for name, paths in files.items():
+            if name in OWN:
+                raise ValueError(f"'{name}' is a baseline already; allowed: other names than {', '.join(OWN)}")
+            for path in paths:
+                if not path.is_file():
+                    raise ValueError(f"{name}: '{path}' does not exist; allowed: .onnx files")
+        return files
+
+    @property
+    def wanted(self) -> bool:
+        """Whether at least one baseline is requested."""
+        return bool(self.uniform or self.random or self.macs or self.siblings or self.files)
+
 
 PositiveBudget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
@@ -49,7 +287,7 @@ class Settings(BaseModel):
     """Settings of the search for the best SubNet within a budget.
 
     exact: the optimum over the complete space, within `tolerance` of the budget (`solvers.exact`); for one device without
-    limits the whole front is listed, too (`solvers.whole`). genetic: as in OFA (ICLR 2020, §3.4 and its released evolution
+    limits the whole front is listed, too (`solvers.front`). genetic: as in OFA (ICLR 2020, §3.4 and its released evolution
     finder), started from a beam; the settings from `population` on are for this method. nsga2: one run of NSGA-II for all
     budgets, with the same settings except `parent_share`, `populations` and `rebalance`.
     """

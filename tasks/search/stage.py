@@ -12,18 +12,17 @@ from tailor_ir import Space, SuperNet
 from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
-from tasks.base.schemas.accuracy import Uncertainty
-from tasks.base.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
+from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.stored import StageResult
+from tasks.base.schemas.winners import FRONT_FILE, WHOLE_FRONT_FILE, Front
 from tasks.evaluation.subnets import EvaluationData
 from tasks.prediction.accuracy import AccuracyPredictor
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.resources import MemoryPredictor
 from tasks.prediction.sums import mac_sums, parameter_sums
-from tasks.search.feasible import LATENCY, Cost, refusal, round_up
+from tasks.search.feasibility import LATENCY, Cost, refusal, round_up
 from tasks.search.genetic import BestCode
-from tasks.search.measured import measured_winners
-from tasks.search.methods import Exact, Genetic, Method
-from tasks.search.problem import AccuracyModel, CostModel, Problem, Values
+from tasks.search.methods import Exact, Genetic, Method, measured_winners
+from tasks.search.problem import AccuracyModel, CostModel, Problem, Values, additive, chain_of
 from tasks.search.results import (
     SearchResult,
     WholeFrontColumns,
@@ -32,7 +31,6 @@ from tasks.search.results import (
     write_table,
 )
 from tasks.search.settings import Settings, WinnerLimits
-from tasks.search.terms import additive, chain_of
 
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
 

@@ -7,16 +7,16 @@ from safetensors.torch import save_model
 from torch import nn
 
 from tailor_ir import Reference
-from tasks.base.device import pick_device
 from tasks.base.progress import Progress
 from tasks.base.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.base.schemas.stored import StageResult
 from tasks.data import Dataset, DataSettings, load_splits
-from tasks.data.batches import rows, tensors
 from tasks.data.samples import Size
-from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
+from tasks.data.source import rows, tensors
 from tasks.evaluation.models import ModelSettings, create, load_part, load_weights, needs_training
 from tasks.evaluation.subnets import EvaluationData, recalibrate_module, tallied
+from tasks.evaluation.subnets.images import pick_device
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.launcher import launch

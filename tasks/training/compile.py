@@ -12,10 +12,10 @@ from tailor_ir import EXIT_PASSES, FITTING_PASSES, Space, SuperNet
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.batches import Inputs, only
-from tasks.data.description import remember
+from tasks.data.dataset import remember
+from tasks.data.source import Inputs, only
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin
-from tasks.evaluation.models.answers import check_shapes
+from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.models.settings import CompileSettings as Settings
 from tasks.evaluation.subnets import EvaluationData
 

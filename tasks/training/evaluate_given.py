@@ -5,18 +5,18 @@ from pathlib import Path
 import onnx
 
 import tailor_ir
-from tasks.base.device import pick_device
 from tasks.base.errors import UserError
 from tasks.base.schemas.results import GivenFile, GivenSuperNet
 from tasks.base.schemas.stored import StageResult
 from tasks.data import Dataset, DataSettings, load_splits
-from tasks.data.description import check_same
-from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
-from tasks.evaluation.ends import accuracies_of_ends
+from tasks.data.dataset import check_same
 from tasks.evaluation.models import ModelSettings, create
-from tasks.evaluation.models.answers import check_shapes
-from tasks.evaluation.onnx_files import OnnxNetwork
+from tasks.evaluation.models.outputs import check_shapes
+from tasks.evaluation.quantise.accuracy import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, tallied
+from tasks.evaluation.subnets.evaluations import accuracies_of_ends
+from tasks.evaluation.subnets.images import pick_device
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
 
 
 def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:

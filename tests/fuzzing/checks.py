@@ -17,9 +17,9 @@ import onnxruntime
 import torch
 
 import tailor_ir
-from tailor_ir.conversion.running import WRONG_REWRITES
+from tailor_ir.conversion.rules.constants import WRONG_REWRITES
 from tailor_ir.reading.comparison import rounded_otherwise
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
 from tests.fuzzing.modules import draw_module
 from tests.fuzzing.networks import BATCH, Network
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import tailor_ir
-from tasks.base.schemas.front import FRONT_FILE, Front, Hypervolume, UniformSubNet, Winner
-from tasks.base.schemas.subnets import Predicted
+from tasks.base.schemas.stored import Predicted
+from tasks.base.schemas.winners import FRONT_FILE, Front, Hypervolume, UniformSubNet, Winner
 
 Config = Mapping[str, Any]
 

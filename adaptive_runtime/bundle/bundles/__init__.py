@@ -5,38 +5,51 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from adaptive_runtime.bundle.bundles.blocks import BLOCKS_FILE, BlocksManifest, BundledSegment
-    from adaptive_runtime.bundle.bundles.bundle import OpenBundle
-    from adaptive_runtime.bundle.bundles.calibration import CALIBRATION_FILE, MOST_BYTES, CalibrationSample, half
-    from adaptive_runtime.bundle.bundles.formats import BUNDLE_FORMATS, CHAIN_FORMATS, BundleFormat
-    from adaptive_runtime.bundle.bundles.found import FOUND_FILE, FoundSubNets
+    from adaptive_runtime.bundle.bundles.bundle import (
+        CALIBRATION_FILE,
+        MOST_BYTES,
+        AdaptationSource,
+        CalibrationSample,
+        OpenBundle,
+        SourceImages,
+        half,
+        read_key,
+        signature,
+        verify,
+    )
     from adaptive_runtime.bundle.bundles.manifest import (
+        BLOCKS_FILE,
         BUNDLE_FILE,
+        FOUND_FILE,
         SIGNATURE_FILE,
+        BlocksManifest,
         BundleDevice,
+        BundledSegment,
         BundleManifest,
         BundleOrigin,
         BundleRun,
         FileFacts,
+        FoundSubNets,
     )
-    from adaptive_runtime.bundle.bundles.signatures import read_key, signature, verify
-    from adaptive_runtime.bundle.bundles.sources import AdaptationSource, SourceImages
     from adaptive_runtime.bundle.bundles.subnets import (
+        BUNDLE_FORMATS,
+        CHAIN_FORMATS,
         AdaptableNet,
         AdaptableNorm,
         BundledExit,
         BundledNet,
         BundledPlacement,
         BundledSubNet,
+        BundleFormat,
         EarlyAnswers,
         NetFigures,
         SubNetLatency,
         SubNetMemory,
+        TakenSamples,
     )
-    from adaptive_runtime.bundle.bundles.taken import TakenSamples
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -1,27 +1,252 @@
 """An open bundle: its manifest is read at once; every other file is checked before its first use.
 
 A file is checked against its digest once, and again when its size, modification time or inode has changed.
+
+Inputs with expected answers in a bundle, so that a device can check its computations: an npz file without pickles.
+
+Legend: N samples, C channels, H height, W width, T words, E exits, K classes. `x.CxHxW` are images for all SubNets of this
+shape, in half precision, and `x.T` texts of T words. For several inputs, the name after `x.` has the sizes of all, and the
+array has a field for each. `y.DIGEST` are answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those at an exit of its chain.
+
+Statistics and samples of the images for which a bundle's SubNets were made: npz files without pickles.
+
+Legend: A labelled images, C channels, H height, W width, F channels of all BatchNorms, N images of calibration, D statistics of
+an image, P directions.
+
+Signatures of manifests: HMAC-SHA256 with a secret key that exporter and device share.
+
+The manifest has the digests of all other files, so its signature covers them, too.
 """
 
 import hashlib
+import hmac
+import io
 import os
 import threading
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from io import BufferedReader
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.message_files import read_bytes
-from adaptive_runtime.bundle.bundles.blocks import BLOCKS_FILE, BlocksManifest
-from adaptive_runtime.bundle.bundles.calibration import CalibrationSample
-from adaptive_runtime.bundle.bundles.formats import CHAIN_FORMATS, BundleFormat
-from adaptive_runtime.bundle.bundles.found import FoundSubNets
-from adaptive_runtime.bundle.bundles.manifest import AGAIN, BUNDLE_FILE, SIGNATURE_FILE, BundleManifest
-from adaptive_runtime.bundle.bundles.signatures import read_key, verify
-from adaptive_runtime.bundle.bundles.sources import AdaptationSource, SourceImages
-from adaptive_runtime.bundle.bundles.subnets import AdaptableNet, BundledSubNet
-from adaptive_runtime.bundle.chains import ChainManifest, ChainSegment, text_of
-from adaptive_runtime.samples.texts import Vocabulary
+from adaptive_runtime.base.files import read_bytes
+from adaptive_runtime.bundle.bundles.manifest import (
+    AGAIN,
+    BLOCKS_FILE,
+    BUNDLE_FILE,
+    SIGNATURE_FILE,
+    BlocksManifest,
+    BundleManifest,
+    FoundSubNets,
+)
+from adaptive_runtime.bundle.bundles.subnets import CHAIN_FORMATS, AdaptableNet, BundledSubNet, BundleFormat
+from adaptive_runtime.bundle.chains import ChainManifest, ChainSegment, ImagePreparation, text_of
+from adaptive_runtime.samples.inputs import Vocabulary
+
+Array = NDArray[np.float32]
+CALIBRATION_FILE = "calibration.npz"
+MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSample:
+    """inputs: (N, C, H, W) by shape (C, H, W), texts (N, T) int64 by (T,), or several inputs (N,) by the sizes of all.
+
+    answers: (N, K) by SubNet and exit; exit None: the whole SubNet.
+    """
+
+    inputs: Mapping[tuple[int, ...], NDArray[Any]]
+    answers: Mapping[tuple[str, str | None], Array]
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        found: dict[str, NDArray[Any]] = {
+            f"x.{'x'.join(map(str, shape))}": x.astype(_stored(x)) for shape, x in self.inputs.items()
+        }
+        for (digest, exit), y_NK in self.answers.items():
+            found[f"y.{digest}" if exit is None else f"y.{digest}.{exit}"] = y_NK
+        stream = io.BytesIO()
+        np.savez_compressed(stream, allow_pickle=False, **found)
+        return stream.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str = CALIBRATION_FILE) -> "CalibrationSample":
+        """Read a file's content. AdaptiveError if it is no calibration sample."""
+        inputs: dict[tuple[int, ...], NDArray[Any]] = {}
+        answers: dict[tuple[str, str | None], Array] = {}
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                for name, array in arrays.items():
+                    kind, _, rest = name.partition(".")
+                    if kind == "x":
+                        inputs[tuple(map(int, rest.split("x")))] = array.astype(_loaded(array))
+                    else:
+                        digest, _, exit = rest.partition(".")
+                        answers[digest, exit or None] = array
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise AdaptiveError(where, f"is no calibration sample ({error})") from error
+        return cls(inputs, answers)
+
+
+def half(x: NDArray[Any]) -> NDArray[Any]:
+    """Inputs as they come back from a file: images rounded to half precision, numbers of words unchanged."""
+    stored = x.astype(_stored(x))
+    return stored.astype(_loaded(stored))
+
+
+def _stored(x: NDArray[Any]) -> np.dtype[Any]:
+    return _with_floats(x.dtype, np.float16)
+
+
+def _loaded(x: NDArray[Any]) -> np.dtype[Any]:
+    return _with_floats(x.dtype, np.float32)
+
+
+def _with_floats(given: np.dtype[Any], floats: type[np.floating[Any]]) -> np.dtype[Any]:
+    """The type with floats replaced, also in the fields of several inputs; whole numbers become 64 bits."""
+    if given.names is not None:
+        return np.dtype([(name, _with_floats(given[name].base, floats), given[name].shape) for name in given.names])
+    return np.dtype(floats if np.issubdtype(given, np.floating) else np.int64)
+
+
+LEVELS = 255.0
+"""Levels of a colour in uint8."""
+NEEDED = ("mean", "variance", "usual_mean", "usual_deviation", "calibration")
+TOGETHER = (("directions", "distances"), ("usual_light", "light_deviations"))
+"""Arrays of `AdaptationSource`: NEEDED are in every file; TOGETHER are pairs that files of earlier versions lack."""
+
+
+def _written(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **dict(arrays))
+    return stream.getvalue()
+
+
+def _read(content: bytes, names: tuple[str, ...], where: str, newer: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
+    """Arrays by name. newer: names that files of earlier versions lack. AdaptiveError if one of `names` is missing."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in (*names, *(name for name in newer if name in arrays))}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise AdaptiveError(where, f"cannot be read ({error})", next_step="export the bundle again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SourceImages:
+    """Labelled images (A, C, H, W) like those of training, in uint8 and the data's resolution; never used for training."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, x_ACHW: Array, labels_A: NDArray[np.int64], prepared: ImagePreparation) -> Self:
+        """Convert images as a SubNet takes them, in the data's resolution; colours are rounded to levels of uint8."""
+        mean, deviation = _by_channel(prepared)
+        levels = np.rint((x_ACHW * deviation + mean) * LEVELS)
+        return cls(np.clip(levels, 0, LEVELS).astype(np.uint8), labels_A)
+
+    def normalised(self, prepared: ImagePreparation) -> Array:
+        """Images (A, C, H, W) as a SubNet takes them, in the data's resolution."""
+        mean, deviation = _by_channel(prepared)
+        return ((self.images / np.float32(LEVELS) - mean) / deviation).astype(np.float32)
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return _written({"images": self.images, "labels": self.labels})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Self:
+        """Read a file's content. AdaptiveError if it is no such file."""
+        return cls(**_read(content, ("images", "labels"), where))
+
+
+def _by_channel(prepared: ImagePreparation) -> tuple[Array, Array]:
+    return tuple(np.array(each, np.float32).reshape(-1, 1, 1) for each in (prepared.mean, prepared.deviation))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptationSource:
+    """The usual statistics for one SubNet.
+
+    mean, variance (F,): of its BatchNorms, one after another. usual_mean, usual_deviation (2F,), directions (P, 2F): of the
+    features of images (`adaptive_runtime.weights.UsualFeatures`). calibration (N, 3): statistics of images like those
+    of training; distances (N,): the fourth statistic. usual_light (6, C), light_deviations (): of images in the SubNet's size
+    (`adaptive_runtime.weights.ImageAlignment`). Files of version 0.6.0 have neither directions nor distances; files
+    before version 0.12.0 have no light. Earlier run times ignore arrays that they do not know.
+    """
+
+    mean: Array
+    variance: Array
+    usual_mean: Array
+    usual_deviation: Array
+    calibration: NDArray[np.float64]
+    directions: Array | None = None
+    distances: NDArray[np.float64] | None = None
+    usual_light: Array | None = None
+    light_deviations: NDArray[np.float64] | None = None
+
+    @property
+    def calibration_ND(self) -> NDArray[np.float64]:
+        """All statistics of the images of calibration."""
+        return self.calibration if self.distances is None else np.column_stack([self.calibration, self.distances])
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        arrays = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _written({name: array for name, array in arrays.items() if array is not None})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Self:
+        """Read a file's content. AdaptiveError if it is no such file."""
+        found = cls(**_read(content, NEEDED, where, newer=tuple(name for pair in TOGETHER for name in pair)))
+        for pair in TOGETHER:
+            if len({getattr(found, name) is None for name in pair}) > 1:
+                raise AdaptiveError(where, f"has {' or '.join(pair)} alone", next_step="export the bundle again")
+        return found
+
+
+LEAST_BYTES = 16
+
+
+def read_key(file: str | Path) -> bytes:
+    """The secret key, the content of a file. AdaptiveError if the file cannot be read or is too short to be secret."""
+    try:
+        key = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise AdaptiveError(f"key file '{file}'", f"cannot be read ({error.strerror})") from error
+    if len(key) < LEAST_BYTES:
+        next_step = f"make one: openssl rand -hex 32 > {file}"
+        raise AdaptiveError(
+            f"key file '{file}'", f"{len(key)} bytes", allowed=f"{LEAST_BYTES} or more", next_step=next_step
+        )
+    return key
+
+
+def signature(content: bytes, key: bytes) -> str:
+    """The signature as hex digits."""
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+def verify(content: bytes, stated: Path, key: bytes) -> None:
+    """AdaptiveError unless the file `stated` has the signature of this content."""
+    try:
+        found = stated.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise AdaptiveError(
+            str(stated), "cannot be read, but a key was given", next_step="export with export.bundle_key"
+        ) from error
+    if not hmac.compare_digest(found.encode(), signature(content, key).encode()):
+        raise AdaptiveError(
+            str(stated),
+            "is not the signature of the manifest by this key",
+            next_step="take the exporter's key, or its bundle",
+        )
+
 
 Stamp = tuple[int, int, int]
 

@@ -5,12 +5,12 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from adaptive_runtime.bundle.chains.chain import ChainAnswers, ExitChain, all_leave_at
-    from adaptive_runtime.bundle.chains.joined import JoinedFiles
+    from adaptive_runtime.bundle.chains.chain import ChainAnswers, ExitChain, JoinedFiles, all_leave_at
     from adaptive_runtime.bundle.chains.manifest import (
+        PARTS_FILE,
         SEGMENTS_FILE,
         ChainFormat,
         ChainManifest,
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
         InputPreparation,
         InputsPreparation,
         NcnnPair,
+        PartsManifest,
+        PartTensor,
         SamplePreparation,
+        SubnetPart,
         text_of,
     )
-    from adaptive_runtime.bundle.chains.ncnn_runs import NcnnChain, free_net
-    from adaptive_runtime.bundle.chains.onnx_runs import OnnxChain, inputs_of
-    from adaptive_runtime.bundle.chains.parts import PARTS_FILE, PartsManifest, PartTensor, SubnetPart
-    from adaptive_runtime.bundle.chains.runs import ChainRun, ChainRuntime, require_runtime, session_options
+    from adaptive_runtime.bundle.chains.runs import (
+        ChainRun,
+        ChainRuntime,
+        NcnnChain,
+        OnnxChain,
+        free_net,
+        inputs_of,
+        require_runtime,
+        session_options,
+    )
 else:
     __getattr__ = public_names(__name__, __file__)
 

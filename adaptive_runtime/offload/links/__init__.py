@@ -4,10 +4,8 @@
 """
 
 from adaptive_runtime.base.devices import DeviceAddress
-from adaptive_runtime.offload.links.measures import LinkMeasures, MeasuredLink
+from adaptive_runtime.offload.links.measures import LinkMeasures, MeasuredLink, ProbeBudget, SharedLink
 from adaptive_runtime.offload.links.peer import Peer, PeerAnswer, PeerLostError, PeerTimes, RunWay
-from adaptive_runtime.offload.links.probing import ProbeBudget
-from adaptive_runtime.offload.links.shared import SharedLink
 
 __all__ = [
     "DeviceAddress",

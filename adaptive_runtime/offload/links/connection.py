@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from adaptive_runtime.base.devices import DeviceAddress
-from adaptive_runtime.offload.links.shared import SharedLink
+from adaptive_runtime.offload.links.measures import SharedLink
 from profiling_agents.messages import (
     DEVICE_MESSAGES,
     STREAM_PROTOCOL,
@@ -40,8 +40,16 @@ from profiling_agents.messages import (
     Welcome,
     coded_bytes,
 )
-from profiling_agents.streams.sockets import abandon, kept
-from profiling_agents.streams.wire import Buffer, FrameHead, FrameReader, FrameWriter, StreamEndError, StreamError
+from profiling_agents.streams import (
+    Buffer,
+    FrameHead,
+    FrameReader,
+    FrameWriter,
+    StreamEndError,
+    StreamError,
+    abandon,
+    kept,
+)
 
 ANSWER_LIMIT_S = 60.0
 """For the greeting and for loading a SubNet."""

@@ -3,9 +3,26 @@
 Each side times its own half. The receiver times a frame from its head to its last byte, which gives the bandwidth without the
 delay. The sender times from its request to the answer and subtracts the durations reported by the other side, which gives the
 round trip without a common clock.
+
+Budget for probes of an idle link: at most a thousandth of its bandwidth, for three kinds of probes.
+
+Pings measure the round trip. Trains of a few packets hint at a changed bandwidth, soon and cheaply. Blocks measure the
+bandwidth: from time to time, and at once after a hint, for which one block is always saved. Each kind has its own savings,
+which grow with time and bandwidth.
+
+State of the link to one device, shared by all connections over it.
+
+Each SubNet of a bundle has its own connection to the same device. If the link becomes slower or the device stops answering,
+only the SubNet whose requests went there notices; without sharing, the others would have to lose requests themselves.
 """
 
+import asyncio
 import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Literal, NamedTuple
 
 from profiling_agents.messages import Message
 
@@ -185,3 +202,217 @@ def _mbps(ms_of_byte: WeightedMean) -> float | None:
 
 def _share(mean: WeightedMean) -> float:
     return mean.deviation / mean.mean if mean.count else 0.0
+
+
+ProbeKind = Literal["ping", "train", "block"]
+
+SHARE = 1e-3
+SHARES: dict[ProbeKind, float] = {"block": 0.5, "train": 0.35, "ping": 0.15}
+"""Shares of the budget, the more important kind first."""
+OVERHEAD_BYTES = 400
+"""Upper limit for a probe's frame, the TCP and IP headers, and its acknowledgement, in one direction."""
+PACKET_SHARE = 1.06
+"""Bytes on the link for each byte of a probe: headers of packets, and acknowledgements of the other direction."""
+BLOCK_MS, TRAIN_MS = 20.0, 1.0
+"""Time that a block, or a train behind its first packet, should occupy the link."""
+LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 1 << 13, 1 << 18
+LEAST_TRAIN_BYTES, MOST_TRAIN_BYTES = 1460, (1 << 13) - 1 - FIRST_BYTES
+"""Size behind the first packet."""
+MOST_LONGER = 4
+LEAST_PAUSE_S = 1.0
+FIRST_DOUBT_S, LONGEST_DOUBT_S = 30.0, 960.0
+"""Time during which hints are ignored after one that a block did not confirm; doubled each time.
+
+Shapers that let bursts pass cause such hints.
+"""
+
+
+def block_bytes(mbps: float) -> int:
+    """The size of a block for a bandwidth."""
+    return int(min(max(mbps * BLOCK_MS * 125, LEAST_BLOCK_BYTES), MOST_BLOCK_BYTES))
+
+
+def probe_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> int:
+    """The size of a probe for a bandwidth. longer: factor on the usual length of a train."""
+    if kind == "train":
+        return FIRST_BYTES + int(min(longer * max(mbps * TRAIN_MS * 125, LEAST_TRAIN_BYTES), MOST_TRAIN_BYTES))
+    return block_bytes(mbps) if kind == "block" else 0
+
+
+def cost_bytes(kind: ProbeKind, mbps: float, longer: int = 1) -> float:
+    """Bytes that a probe takes in each direction of the link, headers included."""
+    return OVERHEAD_BYTES + PACKET_SHARE * probe_bytes(kind, mbps, longer)
+
+
+class ProbeBudget:
+    """Savings for probes of one link. now_s: of a monotonic clock."""
+
+    def __init__(self, now_s: float) -> None:
+        self._until_s = self._last_s = now_s
+        self._saved: dict[ProbeKind, float] = dict.fromkeys(SHARES, 0.0)
+        self._trusted_s, self._doubt_s = now_s, FIRST_DOUBT_S
+        self.longer = 1
+        """Factor on the length of trains, raised until a burst does not carry a whole train."""
+
+    def due(self, now_s: float, mbps: float, *, changed: bool = False) -> ProbeKind | None:
+        """The probe to send now, for the bandwidth of the slower direction; None: it is too early.
+
+        changed: a measurement hints at another bandwidth; the block that is saved for this case is sent.
+        """
+        rate = SHARE * mbps * 125e3 * (now_s - self._until_s)
+        self._until_s = now_s
+        for kind, share in SHARES.items():
+            most = cost_bytes(kind, mbps, self.longer) * (2 if kind == "block" else 1)
+            self._saved[kind] = min(self._saved[kind] + share * rate, most)
+        if now_s - self._last_s < LEAST_PAUSE_S:
+            return None
+        for kind in SHARES:
+            cost = cost_bytes(kind, mbps, self.longer)
+            spare = cost if kind == "block" and not (changed and now_s >= self._trusted_s) else 0.0
+            if self._saved[kind] >= cost + spare:
+                self._saved[kind] -= cost
+                self._last_s = now_s
+                return kind
+        return None
+
+    def answered(self, now_s: float, *, confirmed: bool) -> None:
+        """Report whether a block confirmed the hint before it."""
+        if confirmed:
+            self._doubt_s = FIRST_DOUBT_S
+        else:
+            self._trusted_s, self._doubt_s = now_s + self._doubt_s, min(2 * self._doubt_s, LONGEST_DOUBT_S)
+            self.longer = min(2 * self.longer, MOST_LONGER)
+
+
+WAIT_S = 0.02
+
+
+class DueProbe(NamedTuple):
+    """A probe to send now, with so many bytes each way.
+
+    restarts: number of restarts of the measures before the probe, if it follows a hint; None: it does not.
+    """
+
+    kind: ProbeKind
+    size: int
+    restarts: int | None
+
+
+class SharedLink:
+    """The link to one device: its measures, its probes, and whether the device is heard.
+
+    Several threads may call it. A connection that opens while no other is open may take another way than the earlier ones, and
+    resets the measures. clock: monotonic, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock, self._measuring = clock, threading.Lock(), threading.Lock()
+        self._measures, self._budget = LinkMeasures(), ProbeBudget(clock())
+        self._open = 0
+        self._heard_s = self._doubted_s = -math.inf
+        self.arrivals = 0
+        """Number of times that a connection became ready for requests."""
+        self.version = 0
+        """Changes after each measurement, and after a connection came or went."""
+
+    def opened(self) -> None:
+        """Count one more open connection."""
+        with self._lock:
+            if not self._open:
+                self._measures, self._budget = LinkMeasures(), ProbeBudget(self._clock())
+            self._open += 1
+            self.version += 1
+
+    def closed(self) -> None:
+        """Count one open connection less."""
+        with self._lock:
+            self._open -= 1
+            self.version += 1
+
+    def arrived(self) -> None:
+        """Report a connection that is ready for requests: waiting reconnects need not wait longer."""
+        with self._lock:
+            self.arrivals += 1
+
+    def turned(self) -> None:
+        """Report that a connection is used from now on, or no longer."""
+        with self._lock:
+            self.version += 1
+
+    def up(self, count: int, took_ms: float) -> None:
+        """See `LinkMeasures.up`."""
+        with self._lock:
+            self._measures.up(count, took_ms)
+            self.version += 1
+
+    def down(self, count: int, took_ms: float) -> None:
+        """See `LinkMeasures.down`."""
+        with self._lock:
+            self._measures.down(count, took_ms)
+            self.version += 1
+
+    def round_trip(self, took_ms: float) -> None:
+        """See `LinkMeasures.round_trip`."""
+        with self._lock:
+            self._measures.round_trip(took_ms)
+            self.version += 1
+
+    def heard(self) -> None:
+        """Report a received frame."""
+        with self._lock:
+            self.version += self._heard_s <= self._doubted_s
+            self._heard_s = self._clock()
+
+    def doubt(self) -> None:
+        """Report a late answer: the device is doubted until a frame comes."""
+        with self._lock:
+            self._doubted_s = self._clock()
+            self.version += 1
+
+    @property
+    def doubted(self) -> bool:
+        """Whether nothing was heard since an answer was late."""
+        with self._lock:
+            return self._heard_s <= self._doubted_s > -math.inf
+
+    @property
+    def link(self) -> MeasuredLink:
+        """The current measures of the link."""
+        with self._lock:
+            return self._measures.link
+
+    def idle(self, after_s: float) -> bool:
+        """Whether it may be probed: nothing came for so long, or a measurement hints at another bandwidth."""
+        with self._lock:
+            return self._measures.changed or self._clock() - self._heard_s > after_s
+
+    def due(self) -> DueProbe | None:
+        """The probe to send now; None: it is too early."""
+        with self._lock:
+            link, changed = self._measures.link, self._measures.changed
+            mbps = min(link.up_mbps or 0.0, link.down_mbps or 0.0)
+            kind = self._budget.due(self._clock(), mbps, changed=changed)
+            if kind is None:
+                return None
+            restarts = self._measures.restarts if changed and kind == "block" else None
+            return DueProbe(kind, probe_bytes(kind, mbps, self._budget.longer), restarts)
+
+    def answered(self, probe: DueProbe) -> None:
+        """Take over the result of a probe whose times were measured."""
+        if probe.restarts is not None:
+            with self._lock:
+                self._budget.answered(self._clock(), confirmed=self._measures.restarts > probe.restarts)
+
+    @asynccontextmanager
+    async def measuring(self) -> AsyncIterator[bool]:
+        """Lock for measuring, since concurrent connections would share the bandwidth.
+
+        Yields whether to measure the link first.
+        """
+        while not self._measuring.acquire(blocking=False):
+            await asyncio.sleep(WAIT_S)
+        try:
+            link = self.link
+            yield None in (link.up_mbps, link.down_mbps, link.round_trip_ms)
+        finally:
+            self._measuring.release()

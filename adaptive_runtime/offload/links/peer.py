@@ -20,11 +20,9 @@ from adaptive_runtime.offload.links.connection import (
     PeerTimes,
     RunWay,
 )
-from adaptive_runtime.offload.links.measures import LEAST_MS, MeasuredLink
-from adaptive_runtime.offload.links.probing import LEAST_BLOCK_BYTES, block_bytes
-from adaptive_runtime.offload.links.shared import SharedLink
+from adaptive_runtime.offload.links.measures import LEAST_BLOCK_BYTES, LEAST_MS, MeasuredLink, SharedLink, block_bytes
 from profiling_agents.messages import ActivationCoding, Format, Receiver, SentActivation, ServedSubNet, Welcome
-from profiling_agents.streams.proofs import proof_of
+from profiling_agents.streams import proof_of
 
 __all__ = ["Peer", "PeerAnswer", "PeerLostError", "PeerState", "PeerTimes", "RunWay"]
 

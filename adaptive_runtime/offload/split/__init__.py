@@ -4,20 +4,21 @@
 """
 
 from adaptive_runtime.base.devices import HOME
-from adaptive_runtime.offload.split.answers import SplitAnswer, SplitCounts, SplitEvent
-from adaptive_runtime.offload.split.network import SplitNetwork
-from adaptive_runtime.offload.split.opening import PlannedSplit
-from adaptive_runtime.offload.split.options import SplitOptions
-from adaptive_runtime.offload.split.planned import (
+from adaptive_runtime.offload.split.network import PlannedSplit, SplitNetwork
+from adaptive_runtime.offload.split.plans import (
     PLANS_FILE,
     LinkUse,
+    PlacedSegments,
+    PlacementChoice,
     PlacementPlans,
     PlannedPlacement,
+    PreferredPlacements,
     StraightUse,
     StraightWay,
+    way_name,
 )
-from adaptive_runtime.offload.split.plans import PlacedSegments, PlacementChoice, PreferredPlacements, way_name
 from adaptive_runtime.offload.split.replanning import EnvelopePlacements, PlanChange, ReplanRules, SendingPlan
+from adaptive_runtime.offload.split.requests import SplitAnswer, SplitCounts, SplitEvent, SplitOptions
 from adaptive_runtime.offload.split.segments import SplitSubNet
 
 __all__ = [

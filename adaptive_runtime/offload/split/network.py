@@ -1,4 +1,7 @@
-"""A SubNet over several devices, from the view of a program on the coordinator: requests in, answers out, from any thread."""
+"""A SubNet over several devices, from the view of a program on the coordinator: requests in, answers out, from any thread.
+
+A folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans to choose from.
+"""
 
 import asyncio
 import math
@@ -6,6 +9,8 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,13 +19,17 @@ import numpy as np
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, SharedLink
-from adaptive_runtime.offload.split.answers import Array, SplitAnswer, SplitCounts, SplitEvent
-from adaptive_runtime.offload.split.flights import Flight
-from adaptive_runtime.offload.split.home import HomeSegments
-from adaptive_runtime.offload.split.options import SplitOptions
-from adaptive_runtime.offload.split.plans import PlacedSegments, PlacementChoice, PreferredPlacements
+from adaptive_runtime.offload.split.plans import (
+    PLANS_FILE,
+    PlacedSegments,
+    PlacementChoice,
+    PlacementPlans,
+    PreferredPlacements,
+)
+from adaptive_runtime.offload.split.replanning import EnvelopePlacements, ReplanRules
+from adaptive_runtime.offload.split.requests import Array, Flight, SplitAnswer, SplitCounts, SplitEvent, SplitOptions
 from adaptive_runtime.offload.split.runner import SplitRunner
-from adaptive_runtime.offload.split.segments import SplitSubNet
+from adaptive_runtime.offload.split.segments import HomeSegments, SplitSubNet
 
 CLOSE_LIMIT_S = 10.0
 T = TypeVar("T")
@@ -152,3 +161,38 @@ class SplitNetwork:
 
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSplit:
+    """A SubNet that may be split, and its plans."""
+
+    split: SplitSubNet
+    plans: PlacementPlans
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Read and check both files of a folder.
+
+        AdaptiveError in one line: a file is missing, damaged, or of another SubNet.
+        """
+        split = SplitSubNet.open(folder)
+        return cls(split, PlacementPlans.read(Path(folder) / PLANS_FILE, split))
+
+    def network(
+        self,
+        devices: Mapping[str, DeviceAddress],
+        options: SplitOptions | None = None,
+        rules: ReplanRules | None = None,
+    ) -> tuple[SplitNetwork, EnvelopePlacements]:
+        """The open SubNet, and the chooser of its plans. A device of the plans without an address never comes in.
+
+        AdaptiveError: no plan names a device, or an address cannot be used.
+        """
+        for name in devices:
+            if name not in self.plans.peers:
+                allowed = ", ".join(self.plans.peers)
+                raise AdaptiveError(f"device '{name}'", "no plan of the folder names it", allowed=allowed)
+        options = options or SplitOptions()
+        choice = EnvelopePlacements(self.plans, rules, coding=options.coding)
+        return SplitNetwork(self.split, devices, choice, options), choice

@@ -19,8 +19,14 @@ from pydantic import Field
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.offload.links import MeasuredLink
 from adaptive_runtime.offload.links.measures import WeightedMean
-from adaptive_runtime.offload.split.planned import PlacementPlans, PlannedPlacement, StraightWay, coded_share
-from adaptive_runtime.offload.split.plans import PlacedSegments, way_name
+from adaptive_runtime.offload.split.plans import (
+    PlacedSegments,
+    PlacementPlans,
+    PlannedPlacement,
+    StraightWay,
+    coded_share,
+    way_name,
+)
 from profiling_agents.messages import ActivationCoding, Message
 
 MINUTE_S = 60.0

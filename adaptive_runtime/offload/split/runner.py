@@ -2,13 +2,21 @@
 
 Requests on other devices are watched: as soon as the coordinator could otherwise no longer finish all of them in time, it
 begins the first of them itself, and the device is out for a while.
+
+Latest starts of requests on the coordinator that still let the coordinator finish all of them in time.
+
+The coordinator runs one request after the other. The order of deadlines (Jackson's rule, earliest due date first) meets all
+deadlines if any order does.
+
+Spot checks: the coordinator repeats segments of another device on the same tensors.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -17,17 +25,59 @@ from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, Peer, PeerLostError, SharedLink
 from adaptive_runtime.offload.links.measures import WeightedMean
-from adaptive_runtime.offload.split.answers import LegTimes, SplitAnswer, SplitCounts, SplitEvent
-from adaptive_runtime.offload.split.checks import SpotCheck, largest_difference
-from adaptive_runtime.offload.split.flights import Array, Flight
-from adaptive_runtime.offload.split.home import HomeRun, HomeSegments, Lateness
-from adaptive_runtime.offload.split.options import SplitOptions
 from adaptive_runtime.offload.split.plans import Leg, PlacementChoice, all_at_home
-from adaptive_runtime.offload.split.routes import Route, Routes
-from adaptive_runtime.offload.split.schedule import latest_starts
-from adaptive_runtime.offload.split.segments import SplitSubNet
+from adaptive_runtime.offload.split.requests import (
+    Array,
+    Flight,
+    LegTimes,
+    Route,
+    Routes,
+    SplitAnswer,
+    SplitCounts,
+    SplitEvent,
+    SplitOptions,
+)
+from adaptive_runtime.offload.split.segments import HomeRun, HomeSegments, Lateness, SplitSubNet
 from profiling_agents.messages import MOST_WITHIN_MS, ActivationCoding
-from profiling_agents.streams.activations import decoded, decoded_all, encoded
+from profiling_agents.streams import STEPS, decoded, decoded_all, encoded
+
+
+def latest_starts(deadlines: Sequence[float], durations: Sequence[float]) -> list[float]:
+    """The latest start of each request for which it and all later ones are in time; deadlines must not decrease."""
+    found: list[float] = []
+    end = float("inf")
+    for deadline, duration in zip(reversed(deadlines), reversed(durations), strict=True):
+        end = min(deadline, end) - duration
+        found.append(end)
+    return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class SpotCheck:
+    """Consecutive runs of devices: the tensors that reached the first device, and the last one's output, both decoded."""
+
+    devices: tuple[str, ...]
+    first: int
+    last: int
+    given: dict[str, Array]
+    got: dict[str, Array]
+    coding: ActivationCoding
+
+
+def largest_difference(check: SpotCheck, expected: Mapping[str, Array]) -> float:
+    """Largest difference over all tensors, relative to each one's largest value, minus the coding's step; infinite for NaN."""
+    worst = 0.0
+    for name, got in check.got.items():
+        reference = expected[name]
+        if not np.isfinite(reference).all():
+            continue  # the network itself causes this, not the device
+        most = float(np.abs(reference).max(initial=0.0))
+        apart = float(np.abs(got - reference).max(initial=0.0))
+        if not np.isfinite(apart):
+            return float("inf")
+        worst = max(worst, apart / max(most, float(np.finfo(np.float32).tiny)) - STEPS[check.coding])
+    return worst
+
 
 MOST_EVENTS = 1000
 MOST_CHECKS = 16

@@ -3,15 +3,24 @@
 [Sensing](docs/runtime_sensing.md) explains each value.
 """
 
-from adaptive_runtime.state.sensing.board import BatterySensor, FrequencySensor, TemperatureSensor
-from adaptive_runtime.state.sensing.cpu import CpuSensor
-from adaptive_runtime.state.sensing.gpu import GpuSensor
-from adaptive_runtime.state.sensing.load import LoadWeights, load_index
-from adaptive_runtime.state.sensing.memory import MemorySensor
-from adaptive_runtime.state.sensing.pressure import PressureSensor
-from adaptive_runtime.state.sensing.reading import DeadlineReader, Sensor
-from adaptive_runtime.state.sensing.sampler import Sensing, device_sensors
-from adaptive_runtime.state.sensing.state import HitRateSource, Pressure, SensedState, SensorFault
+from adaptive_runtime.state.sensing.sampler import DeadlineReader, Sensing, Sensor, device_sensors
+from adaptive_runtime.state.sensing.sensors import (
+    BatterySensor,
+    CpuSensor,
+    FrequencySensor,
+    GpuSensor,
+    MemorySensor,
+    PressureSensor,
+    TemperatureSensor,
+)
+from adaptive_runtime.state.sensing.state import (
+    HitRateSource,
+    LoadWeights,
+    Pressure,
+    SensedState,
+    SensorFault,
+    load_index,
+)
 
 __all__ = [
     "BatterySensor",

@@ -3,11 +3,24 @@
 [The choice at run time](docs/runtime_choice.md#traces) explains it with examples.
 """
 
-from adaptive_runtime.state.traces.generators import PATTERNS, Pattern, PressureResponse, square_wave, trace_of
-from adaptive_runtime.state.traces.recorder import LoadRecorder
-from adaptive_runtime.state.traces.scenario import PhaseDrift, PhaseLink, Scenario, ScenarioMoment, ScenarioPhase
-from adaptive_runtime.state.traces.stress import PlayedTrace, Stress
-from adaptive_runtime.state.traces.trace import LoadTrace
+from adaptive_runtime.state.traces.scenario import (
+    PhaseDrift,
+    PhaseLink,
+    PlayedTrace,
+    Scenario,
+    ScenarioMoment,
+    ScenarioPhase,
+    Stress,
+)
+from adaptive_runtime.state.traces.trace import (
+    PATTERNS,
+    LoadRecorder,
+    LoadTrace,
+    Pattern,
+    PressureResponse,
+    square_wave,
+    trace_of,
+)
 
 __all__ = [
     "PATTERNS",

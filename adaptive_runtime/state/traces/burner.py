@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.base.shares import clipped_share
+from adaptive_runtime.base.numbers import clipped_share
 
 PERIOD_S = 0.02
 IDLE_S = 1.0
@@ -59,8 +59,7 @@ def streaming() -> Callable[[], object]:
 
 def walking() -> Callable[[], object]:
     """A walk over the lines of memory as large as the last cache, which evicts the lines of other programs."""
-    from profiling_agents.sensing.caches import last_level_cache_bytes
-    from profiling_agents.sensing.machine import available_cores
+    from profiling_agents.sensing.machine import available_cores, last_level_cache_bytes
 
     found = last_level_cache_bytes(available_cores()[0])
     working_set = values(UNKNOWN_CACHE_MIB if found is None else max(1, min(found >> 20, MOST_CACHE_MIB)))
@@ -108,7 +107,7 @@ class HeldMemory:
     """
 
     def __init__(self, root: Path = Path("/"), piece_mib: int = HELD_MIB) -> None:
-        from adaptive_runtime.state.sensing.memory import MemorySensor
+        from adaptive_runtime.state.sensing.sensors import MemorySensor
 
         self._sensor, self._piece_mib = MemorySensor(root), piece_mib
         self._pieces: list[NDArray[np.float64]] = []

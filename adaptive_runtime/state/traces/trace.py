@@ -1,15 +1,52 @@
 """A trace: pressure on a device and the resulting slow-down over time, and the arrivals of requests.
 
 Legend: T times, C load classes, R requests.
+
+Traces as files.
+
+Generated traces: load in steps, at random, like a user's, in bursts; requests at regular or random times.
+
+Legend: T times, C load classes, R requests.
+
+Records a trace of a device: samples of its state, and the arrival times of requests.
 """
 
-from typing import Annotated, Literal, Self
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from adaptive_runtime.state.traces.recorded import RecordedTrace
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.numbers import clipped_share
+from adaptive_runtime.state.sensing import SensedState
+from profiling_agents.messages import Message, one_line
+
+
+class RecordedTrace(Message):
+    """Files of traces of any kind. AGAIN: next step after a damaged file."""
+
+    AGAIN: ClassVar[str] = "record or draw the trace again"
+
+    def write(self, file: Path) -> None:
+        """Write the file, completely or not at all."""
+        beside = file.with_name(file.name + ".part")
+        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+        beside.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read the file. AdaptiveError in one line: damage, or another kind of file."""
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=cls.AGAIN) from error
+        except ValidationError as error:
+            raise AdaptiveError(str(file), one_line(error), next_step=cls.AGAIN) from error
+
 
 Time = Annotated[float, Field(ge=0)]
 LoadPressure = Annotated[float, Field(ge=0, le=1)]
@@ -65,3 +102,222 @@ class LoadTrace(RecordedTrace):
     def at(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
         """Index of the valid entry for each of some times."""
         return np.searchsorted(self.times_s, times_s, side="right") - 1
+
+
+Values = NDArray[np.float64]
+Pattern = Literal["steps", "random", "user", "bursts"]
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+STEP_S = 10.0
+RECALL_S = 5.0
+"""Time in which a random load forgets its state."""
+
+
+class PressureResponse(NamedTuple):
+    """Slow-down of a load class: 1 + cpu · pressure on the CPU + bandwidth · pressure on memory bandwidth."""
+
+    cpu: float
+    bandwidth: float
+
+
+def steps(times_s: Values, rng: np.random.Generator) -> Values:
+    """Levels that hold for ten seconds each and then jump."""
+    holds = (times_s / STEP_S).astype(int)
+    return rng.choice(LEVELS, holds.max() + 1)[holds]
+
+
+def random(times_s: Values, rng: np.random.Generator) -> Values:
+    """A load that drifts: an autoregressive walk around one half, folded into 0 to 1."""
+    kept = np.exp(-np.diff(times_s, prepend=times_s[0]) / RECALL_S)
+    noise = rng.normal(size=len(times_s))
+    level, walk = 0.0, np.empty(len(times_s))
+    for place, share in enumerate(kept):
+        level = share * level + np.sqrt(1 - share * share) * noise[place]
+        walk[place] = level
+    folded: Values = np.abs((0.5 + 0.35 * walk) % 2)
+    return np.minimum(folded, 2 - folded)
+
+
+def user(times_s: Values, rng: np.random.Generator) -> Values:
+    """Pauses (15 s on average) alternate with a light or heavy program (20 s on average) whose load flickers."""
+    load, now_s, busy = np.zeros(len(times_s)), 0.0, False
+    while now_s <= times_s[-1]:
+        lasts_s = rng.exponential(20.0 if busy else 15.0)
+        inside = (times_s >= now_s) & (times_s < now_s + lasts_s)
+        load[inside] = rng.beta(2, 2) if busy else 0.05
+        now_s, busy = now_s + lasts_s, not busy
+    return np.clip(load + 0.08 * rng.normal(size=len(times_s)) * (load > 0.05), 0.0, 1.0)
+
+
+def bursts(times_s: Values, rng: np.random.Generator) -> Values:
+    """Almost no load, with short bursts of full load."""
+    load, now_s = np.full(len(times_s), 0.05), rng.exponential(8.0)
+    while now_s <= times_s[-1]:
+        lasts_s = 0.3 + rng.exponential(1.2)
+        load[(times_s >= now_s) & (times_s < now_s + lasts_s)] = rng.uniform(0.7, 1.0)
+        now_s += lasts_s + rng.exponential(8.0)
+    return load
+
+
+PATTERNS: Mapping[Pattern, Callable[[Values, np.random.Generator], Values]] = {
+    "steps": steps,
+    "random": random,
+    "user": user,
+    "bursts": bursts,
+}
+
+
+def slow_downs(
+    cpu_T: Values, bandwidth_T: Values, responses: Sequence[PressureResponse]
+) -> tuple[tuple[float, ...], ...]:
+    """Slow-down of each load class over time (C, T), from the pressure on CPU and memory bandwidth (T,) each."""
+    return tuple(tuple((1 + cpu * cpu_T + width * bandwidth_T).tolist()) for cpu, width in responses)
+
+
+def trace_of(
+    pattern: Pattern,
+    *,
+    seed: int,
+    duration_s: float,
+    every_s: float = 0.1,
+    responses: Sequence[PressureResponse] = (PressureResponse(2.0, 1.0),),
+    requests_per_s: float = 10.0,
+    regular: bool = True,
+    also: Collection[Literal["cache", "memory"]] = (),
+) -> LoadTrace:
+    """A trace of one pattern; CPU, memory bandwidth, and the kinds in `also` are drawn independently.
+
+    responses: slow-down by the first two. regular: requests arrive at constant intervals, like images from a camera.
+    """
+    rng = np.random.default_rng(seed)
+    times_s = np.multiply(np.arange(int(np.ceil(duration_s / every_s))), every_s, dtype=np.float64)
+    cpu_T, bandwidth_T = (PATTERNS[pattern](times_s, rng) for _ in range(2))
+    count = int(duration_s * requests_per_s)
+    arrivals_s = np.arange(count) / requests_per_s if regular else np.sort(rng.uniform(0, duration_s, count))
+    further = np.random.default_rng((seed, 1))
+    cache_T, memory_T = (PATTERNS[pattern](times_s, further) for _ in range(2))
+    return LoadTrace(
+        origin=pattern,
+        seed=seed,
+        duration_s=duration_s,
+        times_s=tuple(times_s.tolist()),
+        cpu=tuple(cpu_T.tolist()),
+        bandwidth=tuple(bandwidth_T.tolist()),
+        cache=tuple(cache_T.tolist()) if "cache" in also else (),
+        memory=tuple(memory_T.tolist()) if "memory" in also else (),
+        slow_down=slow_downs(cpu_T, bandwidth_T, responses),
+        arrivals_s=tuple(arrivals_s[arrivals_s < duration_s].tolist()),
+    )
+
+
+def square_wave(
+    *,
+    period_s: float,
+    busy: float,
+    slow_down: float,
+    duration_s: float,
+    requests_per_s: float,
+    phase: float = 0.0,
+    classes: int = 1,
+) -> LoadTrace:
+    """Periodic load, present for the share `busy` of each period, in which everything is `slow_down` times slower.
+
+    phase: delay as a share of a period. Requests come at constant intervals, the first after half an interval.
+    """
+    starts_s = np.arange(-1, duration_s / period_s + 1) * period_s + phase * period_s
+    edges = [(float(start_s), 1.0) for start_s in starts_s]
+    edges += [(float(start_s) + busy * period_s, 0.0) for start_s in starts_s]
+    edges = [(0.0, 0.0), *sorted((at_s, load) for at_s, load in edges if 0 < at_s < duration_s)]
+    load = tuple(load for _, load in edges)
+    return LoadTrace(
+        origin="square wave",
+        duration_s=duration_s,
+        times_s=tuple(at_s for at_s, _ in edges),
+        cpu=load,
+        bandwidth=load,
+        slow_down=(tuple(1 + (slow_down - 1) * each for each in load),) * classes,
+        arrivals_s=tuple((np.arange(0.5, duration_s * requests_per_s) / requests_per_s).tolist()),
+    )
+
+
+MOST_SAMPLES, MOST_ARRIVALS = 3600, 100_000
+FEWEST_SAMPLES = 2
+"""A sample describes the time since the previous one."""
+
+
+class _Heard(NamedTuple):
+    device: SensedState
+    slow_down: float | None
+
+
+class LoadRecorder:
+    """Keeps the latest samples and requests, and makes a trace of them. All calls come from one thread.
+
+    cpu of the trace: CPU use by other processes. memory: the part of the largest available memory that others hold; cache: the
+    hits that others take from the best hit rate; both only if sensed. bandwidth is 0: no sensor measures it.
+    """
+
+    def __init__(self, origin: str, *, most_samples: int = MOST_SAMPLES, most_arrivals: int = MOST_ARRIVALS) -> None:
+        self._origin, self._most_samples, self._most_arrivals = origin, most_samples, most_arrivals
+        self._heard: deque[_Heard] = deque()
+        self._arrivals_s: deque[float] = deque()
+
+    def sensed(self, device: SensedState | None, slow_down: float | None = None) -> None:
+        """Add a sample; a repeated sample counts once. slow_down: of the serving variant; None: unknown."""
+        if device is not None and (not self._heard or device.at_s > self._heard[-1].device.at_s):
+            self._heard.append(_Heard(device, slow_down))
+            self._forget()
+
+    def arrived(self, at_s: float) -> None:
+        """Add a request at a time of the monotonic clock."""
+        self._arrivals_s.append(at_s)
+        self._forget()
+
+    @property
+    def trace(self) -> LoadTrace:
+        """The trace from the first sample to the last. AdaptiveError: too few samples, or none with the use of the CPU."""
+        if len(self._heard) < FEWEST_SAMPLES:
+            got = f"{len(self._heard)} samples of the device"
+            raise AdaptiveError("load trace", got, allowed=f"{FEWEST_SAMPLES} and more", next_step="record for longer")
+        begin_s, end_s = (self._heard[at].device.at_s for at in (0, -1))
+        told = list(self._heard)[1:]
+        cpu = _filled([one.device.cpu_use_others for one in told])
+        if not cpu:
+            raise AdaptiveError("load trace", "no sample tells the use of the CPU")
+        slow_down = _filled([one.slow_down for one in told], before=1.0)
+        return LoadTrace(
+            origin=self._origin,
+            duration_s=end_s - begin_s,
+            times_s=tuple(one.device.at_s - begin_s for one in list(self._heard)[:-1]),
+            cpu=cpu,
+            bandwidth=(0.0,) * len(cpu),
+            cache=_taken([one.device.hit_rate for one in told]),
+            memory=_taken([one.device.memory_available_mib for one in told]),
+            slow_down=(slow_down,) if slow_down else (),
+            arrivals_s=tuple(sorted(at_s - begin_s for at_s in self._arrivals_s if begin_s <= at_s < end_s)),
+        )
+
+    def _forget(self) -> None:
+        """Drop the oldest entries beyond the limits."""
+        while len(self._heard) > self._most_samples or (
+            len(self._arrivals_s) > self._most_arrivals and len(self._heard) > FEWEST_SAMPLES
+        ):
+            self._heard.popleft()
+            while self._arrivals_s and self._arrivals_s[0] < self._heard[0].device.at_s:
+                self._arrivals_s.popleft()
+        while len(self._arrivals_s) > self._most_arrivals:
+            self._arrivals_s.popleft()
+
+
+def _filled(values: Sequence[float | None], before: float = 0.0) -> tuple[float, ...]:
+    """Values with each unknown one replaced by the previous one; () if all are unknown."""
+    filled, last = list[float](), before
+    for value in values:
+        last = last if value is None else value
+        filled.append(last)
+    return tuple(filled) if any(value is not None for value in values) else ()
+
+
+def _taken(values: Sequence[float | None]) -> tuple[float, ...]:
+    """The missing share of the largest value at each time; () if all are unknown."""
+    most = max((value for value in values if value is not None), default=0.0)
+    return _filled([None if value is None else clipped_share(1 - value / most) for value in values]) if most else ()

@@ -18,7 +18,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 from flows.machine.server import slow_start
-from flows.operations.nightly.message import EVENT, RESOURCE
+from flows.operations.nightly import EVENT, RESOURCE
 from tasks.base.errors import UserError
 
 FLOW_RUN = "prefect.flow-run"

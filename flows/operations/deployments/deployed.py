@@ -1,54 +1,51 @@
 """The deployed flows. Their parameters are the form in the Prefect UI, their bodies those of the command line's flows.
 
-The types of parameters have the texts of the form (`flows.operations.deployments.form`); docstrings have those that are a
+The types of parameters have the texts of the form (`flows.operations.deployments`); docstrings have those that are a
 flow's own.
 """
 
 from typing import Any
 
-from flows.machine.environment import prepare
+from flows.machine import prepare
 
 prepare(quiet=False)  # as on the command line, before torch is imported: the number of threads affects the last bits
 
 from prefect import flow  # noqa: E402
 
 from flows.config import FlowConfig  # noqa: E402
-from flows.operations.deploy import put  # noqa: E402
-from flows.operations.deployments.configs import (  # noqa: E402
-    AdaptForm,
-    AdaptNightForm,
-    DeployForm,
-    NightForm,
-    PipelineForm,
-    StreamForm,
-)
-from flows.operations.deployments.form import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
+from flows.operations import put  # noqa: E402
+from flows.operations.deployments import (  # noqa: E402 (by name: Prefect reads the form off this file's source)
     DEFAULT_DATA,
     DEFAULT_DRIFT,
     NIGHTLY_PRESET,
     NO_PRESET,
     AdaptedDeviceNames,
+    AdaptForm,
+    AdaptNightForm,
     AdaptSettings,
     AdaptUntil,
     BudgetsMs,
     Data,
     DataPath,
+    DeployForm,
     DeploySettings,
     Device,
     DeviceNames,
     Drift,
     NetworkName,
+    NightForm,
     OutputDir,
     Overrides,
+    PipelineForm,
     Preset,
     RunSettings,
     RunUntil,
+    StreamForm,
     SupernetFolder,
     TrainedData,
     named_run,
 )
-from flows.operations.nightly.flow import regressed  # noqa: E402
-from flows.operations.nightly.working import work_night  # noqa: E402
+from flows.operations.nightly.night import regressed, work_night  # noqa: E402
 from flows.pipeline.stages import ADAPTATION, PIPELINE  # noqa: E402
 from flows.pipeline.tailoring import tailor  # noqa: E402
 from tasks.adaptation.streams import StreamMethod  # noqa: E402

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flows.pipeline.pages.facts import NONE, Facts
+from flows.pipeline.pages import NONE, Facts
 from tasks.base.pages.text import count, millions, milliseconds
-from tasks.base.schemas.accuracy import Uncertainty
 from tasks.base.schemas.exports import Card, ExportedWinner, Exports
-from tasks.base.schemas.front import Front, Winner
+from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.winners import Front, Winner
 from tasks.evaluation.uncertainty import predicted, uncertain
 from tasks.report.headline import kept
 
 if TYPE_CHECKING:
-    from tasks.measuring.plan import ProfilePlan
+    from tasks.measuring.profile import ProfilePlan
 
 Row = Mapping[str, Any]
 """A part of a report, as JSON."""

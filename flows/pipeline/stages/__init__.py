@@ -1,6 +1,79 @@
-"""The stages: a table of them, and one walk through it as Prefect tasks. The body of a stage is one call into `tasks`."""
+"""The stages: a table of them, and one walk through it as Prefect tasks. The body of a stage is one call into `tasks`.
 
-from flows.pipeline.stages.spec import SUPERNET, Outputs
-from flows.pipeline.stages.table import ADAPTATION, PIPELINE, table_of
+The stages of a run, in the order of work. A new stage is one row here.
+"""
+
+from flows.config import AdaptConfig, FlowConfig
+from flows.pipeline.stages.comparison import BASELINES, COMPARED, SIBLING
+from flows.pipeline.stages.levels import FRONT, POLICY
+from flows.pipeline.stages.placement import CODINGS, JOINT
+from flows.pipeline.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
+from flows.pipeline.stages.spec import SUPERNET, Outputs, StageSpec
+from flows.pipeline.stages.streams import STREAM, unless_streams_need_none
+from flows.pipeline.stages.supernets import (
+    BACKBONE,
+    BASE,
+    BATCHES,
+    CHECK,
+    COMPILE,
+    DISTILL,
+    ENUMERATE,
+    FINETUNE,
+    GIVEN,
+    JOIN,
+    PRETRAIN,
+)
+from flows.pipeline.stages.winners import EXPORT, REFINE, SEARCH
+
+SEARCHED = (
+    ENUMERATE,
+    BATCHES,
+    ENGINE,
+    PROFILE,
+    SENSITIVITIES,
+    INT8,
+    LATENCY,
+    RESOURCES,
+    CODINGS,
+    JOINT,
+    SEARCH,
+    REFINE,
+)
+"""The stages that measure, predict and search for every device."""
+
+FINAL = (
+    POLICY,
+    FRONT,
+    EXPORT,
+    SIBLING,
+    BASELINES,
+    COMPARED,
+)
+"""The stages that build on winners."""
+
+ADAPTATION = (GIVEN, CHECK, *SEARCHED, *FINAL)
+"""From a SuperNet to checked files for every device."""
+
+PIPELINE = (
+    CHECK,
+    PRETRAIN,
+    BASE,
+    GIVEN,
+    COMPILE,
+    BACKBONE,
+    DISTILL,
+    JOIN,
+    FINETUNE,
+    *map(unless_streams_need_none, SEARCHED),
+    STREAM,
+    *FINAL,
+)
+"""From a network to checked files for every device."""
+
+
+def table_of(config: FlowConfig) -> tuple[StageSpec, ...]:
+    """The stages of a run with this config."""
+    return ADAPTATION if isinstance(config, AdaptConfig) else PIPELINE
+
 
 __all__ = ["ADAPTATION", "PIPELINE", "SUPERNET", "Outputs", "table_of"]

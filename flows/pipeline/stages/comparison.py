@@ -7,24 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.config import FlowConfig, RunConfig
-from flows.pipeline.pages import facts
+from flows.pipeline import pages
 from flows.pipeline.results import of
 from flows.pipeline.run import Output
-from flows.pipeline.stages.inputs import model_key
-from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec
+from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec, model_key
 from flows.pipeline.stages.winners import chosen
-from importing.lazy import later_names
+from importing import later_names
 from tasks.base.artifacts import key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.baselines import BASELINES_FILE, COMPARED_FILE, Baselines, Compared
-from tasks.base.schemas.front import FRONT_FILE
-from tasks.base.schemas.operators import ChosenImplementations
+from tasks.base.schemas.placed import ChosenImplementations
 from tasks.base.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.base.schemas.stored import StageResult
+from tasks.base.schemas.winners import BASELINES_FILE, COMPARED_FILE, FRONT_FILE, Baselines, Compared
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.measuring.settings import RepeatedTimingSettings
-from tasks.search.baselines.settings import Sibling
+from tasks.search.settings import Sibling
 from tasks.training.finetune.settings import BaseSettings
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ SIBLING = StageSpec(
     settings=lambda at: key_settings(_training(at)),
     inputs=lambda at: (model_key(_sibling_of(at).model), at.data),
     epochs=lambda at: _training(at).epochs,
-    facts=of(BaseResult, facts.base),
+    facts=of(BaseResult, pages.base),
     wanted=lambda config, until: config.baselines.wanted,
 )
 """One of the smaller baseline networks, trained for as many epochs as the base network and the SuperNet together."""
@@ -148,7 +146,7 @@ BASELINES = StageSpec(
     settings=_baseline_settings,
     inputs=_baseline_inputs,
     artifacts=lambda at: (BASELINES_FILE,),
-    facts=of(Baselines, facts.baselines),
+    facts=of(Baselines, pages.baselines),
     wanted=lambda config, until: config.baselines.wanted,
 )
 """The networks of all baselines and the winners of all devices, with their accuracies in one precision."""
@@ -187,7 +185,7 @@ COMPARED = StageSpec(
         at.implementations(),
     ),
     artifacts=lambda at: (COMPARED_FILE,),
-    facts=of(Compared, facts.compared),
+    facts=of(Compared, pages.compared),
     wanted=lambda config, until: config.baselines.wanted,
     agent=True,
     ends="report",

@@ -17,7 +17,7 @@ from flows.pipeline.refusals import check_given
 from flows.pipeline.results import SECONDS
 from flows.pipeline.run import Output, StageRun, Surroundings
 from flows.pipeline.stages.spec import ALONE, Context, Outputs, StageSpec, rows
-from flows.storage.layout import STAGES_FOLDER
+from flows.storage import STAGES_FOLDER
 from flows.storage.mirror import mirror_of
 from tasks.base.artifacts import RESULT_FILE, MadeFrom, StageFolder, Store, damage, read_json
 

@@ -6,32 +6,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.config import FlowConfig
-from flows.pipeline.pages import facts
+from flows.pipeline import pages
 from flows.pipeline.results import of
 from flows.pipeline.run import Run
 from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Outputs, StageSpec
 from flows.pipeline.stages.supernets import operators_of
-from importing.lazy import later_names
+from importing import later_names
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.base.artifacts import key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, AccuracyValidation
-from tasks.base.schemas.accuracy import VALIDATION_FILE as ACCURACY_VALIDATION_FILE
-from tasks.base.schemas.latency import LATENCY_FILE, VALIDATION_FILE, LatencyValidation
-from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, LUT_FOLDER, OPERATORS_FILE
-from tasks.base.schemas.resources import RESOURCES_FILE, Resources
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, LUT_FOLDER, OPERATORS_FILE
+from tasks.base.schemas.predictions import (
+    ACCURACY_VALIDATION_FILE,
+    LATENCY_FILE,
+    LATENCY_VALIDATION_FILE,
+    RESOURCES_FILE,
+    SENSITIVITIES_FILE,
+    AccuracyValidation,
+    LatencyValidation,
+    Resources,
+)
 from tasks.base.schemas.stored import StageResult
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 from tasks.prediction.settings import AccuracySettings, LatencySettings
 
 if TYPE_CHECKING:
     from tasks.evaluation.quantise import Int8
     from tasks.measuring import profile
     from tasks.measuring import runtime_options as engine
-    from tasks.measuring.plan import ProfilePlan
-    from tasks.measuring.plan import plan as make_plan
-    from tasks.prediction import int8, resources, sensitivity, validate
+    from tasks.measuring.profile import ProfilePlan
+    from tasks.measuring.profile import plan as make_plan
+    from tasks.prediction import latency, resources, sensitivity
 else:
     globals().update(later_names(__file__))
 
@@ -61,13 +67,13 @@ def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
 def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
     config, exact = at.config, at.output("sensitivities").folder
     given = (config.predict, Int8(config.export.quantise), config.data, at.trained, exact)
-    return int8.run(*given, out, progress, at.store, at.workers)
+    return sensitivity.run_int8(*given, out, progress, at.store, at.workers)
 
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
     settings, profiled = at.config.predict, at.output("profile").folder
     with at.run.devices.exclusive(at.device, at.engine) as client:
-        return validate.run(settings, at.supernet, profiled, client, out, progress, at.batch)
+        return latency.run(settings, at.supernet, profiled, client, out, progress, at.batch)
 
 
 def _resources(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -108,8 +114,8 @@ ENGINE = StageSpec(
     settings=_engine_settings,
     inputs=lambda at: (at.fingerprint, at.device, at.supernet / GRAPH_FILE),
     artifacts=lambda at: (ENGINE_FILE,),
-    facts=of(ChosenEngine, facts.engine),
-    details=of(ChosenEngine, facts.tried_engines),
+    facts=of(ChosenEngine, pages.engine),
+    details=of(ChosenEngine, pages.tried_engines),
     device_s=_engine_device_s,
     wanted=lambda config, until: any(config.engine_of(name).wanted for name in config.device),
     agent=True,
@@ -126,8 +132,8 @@ PROFILE = StageSpec(
     settings=lambda at: key_settings(at.config.profile_of(at.device)),
     inputs=lambda at: (at.fingerprint, at.supernet, operators_of(at) / OPERATORS_FILE),
     artifacts=lambda at: (LUT_FOLDER, IMPLEMENTATIONS_FILE),
-    facts=facts.latencies,
-    details=facts.profiled,
+    facts=pages.latencies,
+    details=pages.profiled,
     anew=lambda at: bool(at.config.profile.remeasure),
     device_s=_profile_device_s,
     agent=True,
@@ -143,7 +149,7 @@ SENSITIVITIES = StageSpec(
     settings=lambda at: key_settings(at.config.predict, AccuracySettings),
     inputs=lambda at: (at.data, at.trained),
     artifacts=lambda at: (SENSITIVITIES_FILE, ACCURACY_VALIDATION_FILE),
-    facts=of(AccuracyValidation, facts.accuracy_errors),
+    facts=of(AccuracyValidation, pages.accuracy_errors),
     ends="predict",
 )
 """The accuracy predictor and its error."""
@@ -152,7 +158,7 @@ INT8 = StageSpec(
     name="int8",
     body=_int8,
     needs=("finetune", "sensitivities"),
-    modules=("tasks.prediction.int8",),
+    modules=("tasks.prediction.sensitivity",),
     settings=lambda at: {
         **key_settings(at.config.predict, EvaluationSettings),
         **Int8(at.config.export.quantise).key,
@@ -164,7 +170,7 @@ INT8 = StageSpec(
         at.file("sensitivities", ACCURACY_VALIDATION_FILE),
     ),
     artifacts=lambda at: (SENSITIVITIES_FILE, ACCURACY_VALIDATION_FILE),
-    facts=of(AccuracyValidation, facts.accuracy_errors),
+    facts=of(AccuracyValidation, pages.accuracy_errors),
     wanted=lambda config, until: bool(config.in_int8),
     ends="predict",
 )
@@ -176,11 +182,11 @@ LATENCY = StageSpec(
     scope=DEVICES,
     needs=("compile", "profile"),
     reads=("engine",),
-    modules=("tasks.prediction.validate",),
+    modules=("tasks.prediction.latency",),
     settings=lambda at: key_settings(at.config.predict, LatencySettings),
     inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER), at.implementations()),
-    artifacts=lambda at: (LATENCY_FILE, VALIDATION_FILE),
-    facts=of(LatencyValidation, facts.latency_errors),
+    artifacts=lambda at: (LATENCY_FILE, LATENCY_VALIDATION_FILE),
+    facts=of(LatencyValidation, pages.latency_errors),
     device_s=lambda at: at.config.predict.device_s(at.config.predict.random_subnets + len(("largest", "smallest"))),
     agent=True,
     ends="predict",
@@ -200,10 +206,10 @@ RESOURCES = StageSpec(
         at.supernet,
         at.file("profile", LUT_FOLDER),
         at.file("latency", LATENCY_FILE),
-        at.file("latency", VALIDATION_FILE),
+        at.file("latency", LATENCY_VALIDATION_FILE),
     ),
     artifacts=lambda at: (RESOURCES_FILE,),
-    facts=of(Resources, facts.needs),
+    facts=of(Resources, pages.needs),
     ends="predict",
 )
 """Memory, multiply-accumulates, parameters and energy of SubNets on one device; "latency" has measured some of them there."""

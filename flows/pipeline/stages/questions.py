@@ -10,33 +10,29 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import tailor_ir
 from flows.config import FlowConfig
 from flows.pipeline.run import Run
-from flows.pipeline.stages.joint import NAME as JOINT
+from flows.pipeline.stages.placement import NAME as JOINT
 from flows.pipeline.stages.spec import ALONE, Context, Outputs
 from flows.pipeline.stages.walk import work
 from flows.pipeline.stages.winners import EXPORT, SEARCH, readable_exports
-from importing.lazy import later_names
+from importing import later_names
 from tasks.base.artifacts import RESULT_FILE
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.front import FRONT_FILE, Front, Winner
-from tasks.base.schemas.latency import LATENCY_FILE, VALIDATION_FILE, LatencyValidation
-from tasks.base.schemas.operators import LUT_FOLDER
-from tasks.base.schemas.placed import JOINT_FILE, JointFront
+from tasks.base.schemas.placed import JOINT_FILE, LUT_FOLDER, ChosenSubNet, JointFront
+from tasks.base.schemas.predictions import LATENCY_FILE, LATENCY_VALIDATION_FILE, LatencyValidation
 from tasks.base.schemas.results import BaseResult
-from tasks.base.schemas.subnets import Named
+from tasks.base.schemas.stored import Named
+from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
 from tasks.evaluation.uncertainty import indistinct
-from tasks.search.choose import Pick, Question, WinnerRule, pick
-from tasks.search.choose.pick import resolve
-from tasks.search.choose.rules import ROUNDS, between, choose
+from tasks.search.choose import ROUNDS, Pick, Question, WinnerRule, between, choose, pick, resolve
 
 if TYPE_CHECKING:
     from tasks.measuring.lut import Lut
     from tasks.prediction.accuracy import AccuracyPredictor
     from tasks.prediction.latency import LatencyPredictor
     from tasks.prediction.layers import Layers
-    from tasks.search.choose.compare import ComparedSubNet, ComparedSubNets, architecture, side_by_side
-    from tasks.search.feasible import Cost
+    from tasks.search.feasibility import Cost
     from tasks.search.problem import Problem
     from tasks.search.results import SubNetRow, rows_of
+    from tasks.search.terminal import ComparedSubNet, ComparedSubNets, architecture, side_by_side
 else:
     globals().update(later_names(__file__))
 
@@ -70,7 +66,7 @@ class Searched:
 
     def known(self) -> list[Named]:
         """SubNets that can be asked for by digest: those of all searches, and those that checked the latency predictor."""
-        front, checked = self.front, LatencyValidation.read(self.latency / VALIDATION_FILE).subnets
+        front, checked = self.front, LatencyValidation.read(self.latency / LATENCY_VALIDATION_FILE).subnets
         fronts = (Front.read(output.folder / FRONT_FILE) for output in self._outputs["search"].values())
         others = (row for one in fronts for row in one.winners)
         return [*front.winners, front.fastest, front.largest, *front.baseline, *checked, *others]
@@ -85,7 +81,7 @@ class Searched:
         """The SubNets with their predictions for the device."""
         net = tailor_ir.load(self.trained)
         latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
-        from tasks.search.feasible import LATENCY  # here because it imports torch
+        from tasks.search.feasibility import LATENCY  # here because it imports torch
 
         problem = Problem(net.space, latency, AccuracyPredictor.load(self.accuracy))
         codes = net.space.canonical_codes(net.space.encode(configs))  # raises for configs of other spaces

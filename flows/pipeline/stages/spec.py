@@ -2,6 +2,8 @@
 
 A row defines a stage's name, how often it is worked, the earlier stages that it needs, its key, and its body: one call into
 `tasks`.
+
+The user's data and models as parts of a stage's key: contents, or file listings where hashing takes long.
 """
 
 from __future__ import annotations
@@ -11,24 +13,73 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adaptive_runtime.base.files import sha256_of
 from flows.config import AdaptConfig, FlowConfig, RunConfig
-from flows.pipeline.pages.facts import Facts, nothing, plain
+from flows.pipeline.pages import Facts, nothing, plain
 from flows.pipeline.run import Output, StageRun, Surroundings
-from flows.pipeline.stages.inputs import data_key
-from flows.pipeline.versions import code_version
-from flows.storage.layout import SUBNETS_FOLDER
+from flows.pipeline.versions import code_version, user_code_version
+from flows.storage import SUBNETS_FOLDER
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
-from tasks.base.artifacts import SubNetStore, digest_of
+from tasks.base.artifacts import SubNetStore, digest_of, key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.accuracy import SENSITIVITIES_FILE, VALIDATION_FILE, AccuracyValidation, Uncertainty
-from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE
+from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITIES_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
 from tasks.data.problems import CLASSIFICATION, problem_named
-from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+from tasks.data.source import listing_of
+from tasks.evaluation.models import ModelSettings
+from tasks.evaluation.models.own_code import source_of
+from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 
 if TYPE_CHECKING:
     from tasks.evaluation.subnets import EvaluationWorkers
+
+
+def data_key(settings: DataSettings) -> dict[str, Any]:
+    """The data settings that determine the images; files count by relative name, size and modification time."""
+    key = key_settings(settings)
+    if settings.inputs is not None:
+        key["inputs"] = [list(one) for one in settings.inputs.items()]  # order counts, but digests sort mappings
+    return {**key, "files": listing_of(settings.path)} if settings.path else key
+
+
+def backbone_key(config: RunConfig) -> dict[str, Any]:
+    """The parts of a backbone SuperNet's key; empty if the run has no first stage on other data."""
+    first = config.pretraining
+    if first.backbone is None:
+        return {}
+    return {
+        "backbone": first.backbone,
+        "first_data": data_key(first.data),
+        "backbone_space": first.space_of(config.space),
+    }
+
+
+def model_key(settings: ModelSettings) -> dict[str, Any]:
+    """The model settings, with contents of the ONNX file, the checkpoint, or the callable's source and its neighbouring
+    imports.
+
+    The name of an ONNX file's network has no effect and is left out.
+    """
+    key = key_settings(settings)
+    if settings.kind == "onnx":
+        del key["name"]
+    files = {name: sha256_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
+    if settings.kind == "callable" and (source := _source(settings.name)):
+        files["source"] = source
+    return {**key, "files": files}
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and path.is_file()
+
+
+def _source(name: str) -> str | None:
+    """Version of a callable's code; None if it has no source (making the network then reports this in one line)."""
+    source = source_of(name)
+    return None if source is None else user_code_version(source)
+
 
 Outputs = Mapping[str, Mapping[str, Output]]
 """Finished stages: by name, then by label."""
@@ -202,7 +253,7 @@ class Context:
 
     def uncertainty(self, device: str) -> Uncertainty:
         """The errors of accuracies in the precision of a device."""
-        stated = AccuracyValidation.read(self.sensitivities(device).with_name(VALIDATION_FILE))
+        stated = AccuracyValidation.read(self.sensitivities(device).with_name(ACCURACY_VALIDATION_FILE))
         data = self.config.data
         is_share = problem_named(data.problem, data.metric).score == CLASSIFICATION.score
         return Uncertainty(samples=stated.samples if is_share else None, predictor_points=stated.mean_error_points)
@@ -256,7 +307,7 @@ class StageSpec:
     data: Callable[[FlowConfig], DataSettings] = lambda config: config.data
     """The data that its accuracies refer to."""
     facts: Callable[[StageResult], Facts] = plain
-    """Facts on its result for the log and the summary in Prefect; see `flows.pipeline.pages.facts`."""
+    """Facts on its result for the log and the summary in Prefect; see `flows.pipeline.pages`."""
     details: Callable[[StageResult], Facts] = nothing
     """Further facts for the summary."""
     winners: Callable[[StageResult], list[Facts]] | None = None

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.config import FlowConfig, RunConfig
-from flows.pipeline.pages import streams as facts
+from flows.pipeline import pages
 from flows.pipeline.results import of
 from flows.pipeline.stages.spec import Context, Scope, StageSpec
 from flows.pipeline.stages.winners import chosen
-from importing.lazy import later_names
-from tasks.adaptation.streams.settings import LARGEST, ORIGINAL, SMALLEST_BUDGET, title_of
+from importing import later_names
+from tasks.adaptation.settings import LARGEST, ORIGINAL, SMALLEST_BUDGET, title_of
 from tasks.base.artifacts import key_settings
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
-from tasks.base.schemas.front import FRONT_FILE, Front
+from tasks.base.schemas.results import STREAM_FILE, StreamedNetwork
 from tasks.base.schemas.stored import Config, StageResult
-from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
-from tasks.search.choose.pick import pick, resolve
+from tasks.base.schemas.winners import FRONT_FILE, Front
+from tasks.search.choose import pick, resolve
 
 if TYPE_CHECKING:
     from tasks.adaptation.streams import stage
-    from tasks.adaptation.streams.images import check_images
+    from tasks.adaptation.streams.players import check_images
 else:
     globals().update(later_names(__file__))
 
@@ -144,8 +144,8 @@ STREAM = StageSpec(
     settings=_settings,
     inputs=lambda at: (at.data, _supernet(at)),
     artifacts=lambda at: (STREAM_FILE, stage.WINDOWS_FILE, stage.ADAPTED_FOLDER),
-    facts=of(StreamedNetwork, facts.streamed),
-    details=of(StreamedNetwork, facts.events),
+    facts=of(StreamedNetwork, pages.streamed),
+    details=of(StreamedNetwork, pages.events),
     wanted=is_streamed,
     ends=COMMAND,
 )

@@ -22,12 +22,12 @@ from prefect.states import State
 from prefect.tasks import Task, exponential_backoff
 
 from flows.config import FlowConfig
-from flows.pipeline.pages.facts import by_device, named_by
+from flows.pipeline.pages import by_device, named_by
 from flows.pipeline.pages.publish import line_of, publish_stage, publish_winners
 from flows.pipeline.progress import Stopped
+from flows.pipeline.results import run_metrics
 from flows.pipeline.run import Output, Run, RunSummary
 from flows.pipeline.stages.spec import Context, Outputs, StageSpec, rows
-from flows.pipeline.tracking.metrics import run_metrics
 from flows.storage.sharing import StageElsewhere
 from profiling_agents.messages import AgentError
 from tasks.base.progress import Progress

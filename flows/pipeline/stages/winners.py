@@ -12,28 +12,26 @@ from typing import TYPE_CHECKING, Any
 import tasks.export
 from adaptive_runtime.base.files import sha256_of
 from flows.config import FlowConfig, RunConfig, sharing
-from flows.pipeline.pages import facts
+from flows.pipeline import pages
 from flows.pipeline.pages.tables import exported_rows, front_rows
 from flows.pipeline.results import of
 from flows.pipeline.run import Output
-from flows.pipeline.stages.placed import is_placed, placed_files, placed_settings, placements
+from flows.pipeline.stages.placement import is_placed, placed_files, placed_settings, placements
 from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
-from flows.storage.layout import EXPORTS_FOLDER
-from importing.lazy import later_names
+from flows.storage import EXPORTS_FOLDER
+from importing import later_names
 from tasks.base.artifacts import digest_of, key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.candidates import MEASURED_FILE, Candidates
 from tasks.base.schemas.exports import Exports
-from tasks.base.schemas.front import FRONT_FILE, WHOLE_FRONT_FILE, Front
-from tasks.base.schemas.latency import LATENCY_FILE
-from tasks.base.schemas.operators import LUT_FOLDER, ChosenImplementations
-from tasks.base.schemas.resources import ENERGY_FILE
+from tasks.base.schemas.placed import LUT_FOLDER, ChosenImplementations
+from tasks.base.schemas.predictions import ENERGY_FILE, LATENCY_FILE
 from tasks.base.schemas.stored import StageResult
+from tasks.base.schemas.winners import FRONT_FILE, MEASURED_FILE, WHOLE_FRONT_FILE, Candidates, Front
 from tasks.evaluation.models import origin_of, weights_source
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
 from tasks.export.operating_points import LEVELS_FILE, Levels
-from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 from tasks.measuring.settings import RepeatedTimingSettings
 
 if TYPE_CHECKING:
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
     from tasks.export.adapted import read_side_files
     from tasks.export.bundles import FurtherFormat, further_formats
     from tasks.prediction.accuracy import AccuracyPredictor
-    from tasks.prediction.energy import EnergyPredictor
     from tasks.prediction.latency import LatencyPredictor
+    from tasks.prediction.resources import EnergyPredictor
     from tasks.prediction.sensitivity import images_of
     from tasks.search import refine
 else:
@@ -176,8 +174,8 @@ SEARCH = StageSpec(
     inputs=_search_inputs,
     artifacts=_search_artifacts,
     by_device=_by_device,
-    facts=of(Front, facts.front),
-    details=of(Front, facts.searched),
+    facts=of(Front, pages.front),
+    details=of(Front, pages.searched),
     winners=of(Front, front_rows),
     known="as predicted",
     ends="search",
@@ -258,7 +256,7 @@ REFINE = StageSpec(
     by_device=_by_device,
     device_s=_refine_device_s,
     wanted=lambda config, until: config.refine.candidates > 1,
-    facts=of(Front, facts.refined),
+    facts=of(Front, pages.refined),
     winners=of(Front, front_rows),
     known="as candidates were measured",
     agent=True,
@@ -419,8 +417,8 @@ EXPORT = StageSpec(
     },
     inputs=_export_inputs,
     artifacts=lambda at: (tasks.export.EXPORTS_FILE,),
-    facts=of(Exports, facts.exported),
-    details=of(Exports, facts.failures),
+    facts=of(Exports, pages.exported),
+    details=of(Exports, pages.failures),
     winners=of(Exports, exported_rows),
     known="as measured after the export",
     agent=True,

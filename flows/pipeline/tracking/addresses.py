@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from adaptive_runtime.base.errors import without_passwords
-from flows.machine.locks import in_turn
-from flows.machine.reachable import refuse_dead
+from flows.machine import in_turn, refuse_dead
 from tasks.base.errors import UserError
 
 ENVIRONMENT = "MLFLOW_TRACKING_URI"

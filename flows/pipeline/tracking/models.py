@@ -13,7 +13,7 @@ import yaml
 from mlflow.models import Model, ModelSignature
 from mlflow.types.schema import Schema, TensorSpec
 
-from flows.pipeline.tracking.overview import models_lines
+from flows.pipeline.tracking import models_lines
 from flows.pipeline.tracking.tracker import Tracker
 from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, Exports, FileRun, FileTensor
 from tasks.export import readable_names

@@ -1,6 +1,6 @@
 """The rules of the conversion, in the order in which they are tried: fusion and duplicates first, then constants."""
 
-from tailor_ir.conversion.rule import EXACT, ROUNDING, ConversionRule, at_each
+from tailor_ir.conversion.draft import EXACT, ROUNDING, ConversionRule, at_each
 from tailor_ir.conversion.rules.activations import hard_sigmoid, layer_norm, product, relu_clip
 from tailor_ir.conversion.rules.affine import (
     AFFINE,
@@ -11,21 +11,30 @@ from tailor_ir.conversion.rules.affine import (
     merge_affine,
     merge_scales,
 )
-from tailor_ir.conversion.rules.constants import fold_constants, store_constants, store_shapes
-from tailor_ir.conversion.rules.duplicates import merge_equal_constants, merge_equal_nodes, remove_unread
-from tailor_ir.conversion.rules.kernels import trim_kernel
+from tailor_ir.conversion.rules.constants import (
+    fold_constants,
+    merge_equal_constants,
+    merge_equal_nodes,
+    remove_unread,
+    store_constants,
+    store_shapes,
+)
+from tailor_ir.conversion.rules.linear_maps import absorb_transposes, add_bias
 from tailor_ir.conversion.rules.no_ops import REMOVALS, RESHAPES
-from tailor_ir.conversion.rules.padding import fold_padding
-from tailor_ir.conversion.rules.products import absorb_transposes, add_bias
-from tailor_ir.conversion.rules.reductions import POOLS, REDUCTIONS, fuse_kept_axes
+from tailor_ir.conversion.rules.padding import fold_padding, trim_kernel
 from tailor_ir.conversion.rules.reshapes import (
+    POOLS,
+    REDUCTIONS,
+    fuse_kept_axes,
+    merge_concats,
     merge_reshapes,
+    merge_slices,
     merge_transposes,
     reshape_before_transpose,
+    split_slices,
     store_target,
     transpose_as_reshape,
 )
-from tailor_ir.conversion.rules.slices import merge_concats, merge_slices, split_slices
 
 HALVES = ConversionRule(
     name="halves of Gelu",

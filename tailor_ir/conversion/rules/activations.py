@@ -4,7 +4,7 @@ import numpy as np
 
 from tailor_ir.conversion.draft import OnnxDraft
 from tailor_ir.conversion.nodes import OnnxNode
-from tailor_ir.conversion.rules.reductions import reduced_axes
+from tailor_ir.conversion.rules.reshapes import reduced_axes
 
 HARD_SWISH, LAYER_NORM, MISH, GELU, SWISH = 14, 17, 18, 20, 24
 """The opsets from which on ONNX has these operators."""

@@ -1,14 +1,115 @@
-"""Values that no input of the model reaches are stored in the place of computing them."""
+"""Values that no input of the model reaches are stored in the place of computing them.
 
-from collections.abc import Mapping
+Running ONNX models by onnxruntime, as they are written or with constants computed first.
+
+Equal nodes, equal constants, and what nobody reads.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
+import onnx
+import onnxruntime
 from onnx import helper, numpy_helper
 
 from tailor_ir.conversion.draft import OnnxDraft, all_known
 from tailor_ir.conversion.nodes import OnnxNode
-from tailor_ir.conversion.rules.duplicates import is_random
-from tailor_ir.conversion.running import run
+
+QUIET = 4  # of onnxruntime's levels: nothing but what ends the process
+WRONG_REWRITES = ("Pad_Fusion", "TransposeOptimizer")
+"""Optimisers of onnxruntime that change answers: padding with zeros becomes padding of a MaxPool, with minus infinity; a
+Transpose moves behind a linear Resize, which onnxruntime then refuses."""
+OLD_IR_VERSION = 10
+"""onnxruntime takes files of this version of the format; libraries write later ones before it knows them."""
+
+
+def run(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None = None,
+) -> list[np.ndarray]:
+    """The outputs of a model. Raises what onnxruntime raises, which is of many types, where it cannot run the model."""
+    return session_of(model).run(outputs, dict(inputs))
+
+
+def session_of(model: onnx.ModelProto, *, folded: bool = False) -> onnxruntime.InferenceSession:
+    """A model ready to run, once or often. Raises as `run`.
+
+    folded: what depends on constants alone is computed first, and nothing is rewritten wrongly. Else BatchNorms in training
+    form, which standardise weights, write into stored tensors whenever they run, and so change the next answer.
+    """
+    levels = onnxruntime.GraphOptimizationLevel
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC if folded else levels.ORT_DISABLE_ALL
+    options.log_severity_level = QUIET
+    written = model.ir_version
+    model.ir_version = min(written, OLD_IR_VERSION)
+    content = model.SerializeToString()
+    model.ir_version = written
+    return onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=WRONG_REWRITES
+    )
+
+
+RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+"""Operators that give another result each time."""
+
+
+def is_random(node: OnnxNode) -> bool:
+    """Whether two runs differ, or may differ."""
+    return bool(node.graphs) or not node.standard or node.op in RANDOM or (node.op == "Dropout" and bool(node.input(2)))
+
+
+def _meaning(node: OnnxNode) -> Hashable:
+    stored = (attribute.SerializeToString(deterministic=True) for attribute in node.attributes.values())
+    return node.op, node.inputs, len(node.outputs), tuple(sorted(stored))
+
+
+def merge_equal_nodes(draft: OnnxDraft) -> int:
+    """Nodes that compute what an earlier node computes; how many there were."""
+    found: dict[Hashable, OnnxNode] = {}
+    count = 0
+    for node in draft.in_order():
+        if is_random(node):
+            continue
+        first = found.setdefault(_meaning(node), node)
+        if first is node or any(name in draft.kept for name in node.outputs):
+            continue
+        if [bool(name) for name in first.outputs] != [bool(name) for name in node.outputs]:
+            continue
+        for old, new in zip(node.outputs, first.outputs, strict=True):
+            if old:
+                draft.redirect(old, new)
+        draft.remove(node)
+        count += 1
+    return count
+
+
+def merge_equal_constants(draft: OnnxDraft) -> int:
+    """Constants of equal type, shape and values; how many there were more than needed."""
+    found: dict[Hashable, str] = {}
+    count = 0
+    for name, tensor in draft.constants.items():
+        if name in draft.kept or not draft.readers(name):
+            continue
+        key = (tensor.data_type, tuple(tensor.dims), draft.digest(name))
+        first = found.setdefault(key, name)
+        if first != name:
+            draft.redirect(name, first)
+            count += 1
+    return count
+
+
+def remove_unread(draft: OnnxDraft) -> int:
+    """Nodes none of whose results are read, and results that are not; how many nodes."""
+    count = 0
+    for node in reversed(draft.in_order()):
+        read = [name in draft.kept or bool(draft.readers(name)) for name in node.outputs]
+        if not any(read):
+            draft.remove(node)
+            count += 1
+    return count
+
 
 LARGEST_GROWTH_MIB = 64
 """A value that is larger by more than this than what it is computed from is computed when the model runs, as before."""

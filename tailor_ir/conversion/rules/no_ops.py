@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tailor_ir.conversion.draft import OnnxDraft, Size, all_known
+from tailor_ir.conversion.draft import NodeRewrite, OnnxDraft, Size, all_known
 from tailor_ir.conversion.nodes import OnnxNode
-from tailor_ir.conversion.rule import NodeRewrite
 
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that keep all elements in their order."""

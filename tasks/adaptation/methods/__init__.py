@@ -5,15 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tailor_ir import InputAlignment
-from tasks.adaptation.methods.budgeted import Budgeted
 from tasks.adaptation.methods.cotta import Cotta
 from tasks.adaptation.methods.eata import Eata
-from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics
-from tasks.adaptation.methods.roid import Roid
+from tasks.adaptation.methods.record import AdaptationMethod, BatchStatistics, Budgeted
 from tasks.adaptation.methods.sar import Sar
-from tasks.adaptation.methods.tent import Tent
+from tasks.adaptation.methods.tent import Roid, Tent
 from tasks.adaptation.settings import MethodName, MethodSettings
-from tasks.evaluation.adapted.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted import AdaptiveSubnet
 
 MethodMaker = Callable[[AdaptiveSubnet, MethodSettings, Sequence[torch.Tensor]], AdaptationMethod]
 

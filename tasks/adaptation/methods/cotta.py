@@ -8,7 +8,7 @@ import torch
 from tasks.adaptation.methods.record import OptimiserSteps, forward
 from tasks.adaptation.settings import MethodSettings
 from tasks.data.images import DRAWS, jitter
-from tasks.evaluation.adapted.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted import AdaptiveSubnet
 
 NOISE = 0.005
 """Standard deviation of the noise of views, in deviations of the data."""

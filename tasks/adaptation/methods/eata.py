@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tasks.adaptation.losses import entropies, reliable_weights
-from tasks.adaptation.methods.record import OptimiserSteps, forward
+from tasks.adaptation.methods.record import OptimiserSteps, entropies, forward, reliable_weights
 from tasks.adaptation.settings import MethodSettings
-from tasks.evaluation.adapted.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted import AdaptiveSubnet
 
 NEWEST_SHARE = 0.1
 """Share of the latest batch in the mean answer."""

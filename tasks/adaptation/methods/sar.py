@@ -2,10 +2,9 @@
 
 import torch
 
-from tasks.adaptation.losses import entropies, is_reliable
-from tasks.adaptation.methods.record import OptimiserSteps, forward
+from tasks.adaptation.methods.record import OptimiserSteps, entropies, forward, is_reliable
 from tasks.adaptation.settings import MethodSettings
-from tasks.evaluation.adapted.subnet import AdaptiveSubnet
+from tasks.evaluation.adapted import AdaptiveSubnet
 
 NEWEST_SHARE = 0.1
 """Share of the latest batch in the mean entropy."""

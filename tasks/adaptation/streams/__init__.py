@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.adaptation.streams.images import KnownImages, check_images, held_out_images
-    from tasks.adaptation.streams.players import make_player
-    from tasks.adaptation.streams.settings import Settings, StreamMethod
+    from tasks.adaptation.settings import StreamMethod
+    from tasks.adaptation.settings import StreamSettings as Settings
+    from tasks.adaptation.streams.players import KnownImages, check_images, held_out_images, make_player
     from tasks.adaptation.streams.stage import WINDOWS_FILE, run
 else:
     __getattr__ = public_names(__name__, __file__)

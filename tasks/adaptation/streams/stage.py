@@ -1,29 +1,105 @@
 """The stage `stream`: one SubNet plays a stream under each method.
 After each method its errors, its events and its side file are on disk; a killed stage resumes with the next method.
+
+A method plays a stream: correctness of its answers, window by window. Legend: N images of the stream, B batch.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 import tailor_ir
 from tailor_ir import Config, SuperNet
 from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, save_adapted
-from tasks.adaptation.streams.images import KnownImages, held_out_images, require_images
-from tasks.adaptation.streams.players import SourcePlayer, StreamMethod, StreamPlayer, left_out, make_player
-from tasks.adaptation.streams.playing import Played, error_percent, phases_of, play
-from tasks.adaptation.streams.settings import Settings
+from tasks.adaptation.settings import StreamSettings
+from tasks.adaptation.streams.players import (
+    KnownImages,
+    SourcePlayer,
+    StreamMethod,
+    StreamPlayer,
+    held_out_images,
+    left_out,
+    make_player,
+    require_images,
+)
 from tasks.base.artifacts import append_line, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
+from tasks.base.schemas.results import STREAM_FILE, StreamedMethod, StreamedNetwork, StreamEvent, StreamPhase
 from tasks.base.schemas.stored import StageResult
-from tasks.base.schemas.streams import STREAM_FILE, StreamedMethod, StreamedNetwork, StreamPhase
 from tasks.data import DataSettings, load_splits
-from tasks.data.drift import DriftSettings, LabelledImages, plan_stream, stream
+from tasks.data.drift import CLEAN, LabelledImages, StreamBatch, StreamPlan, plan_stream, stream
+from tasks.data.images import resize
+from tasks.data.samples import Size
+from tasks.data.settings import DriftSettings
 from tasks.evaluation.subnets import EvaluationData, statistics_of
+
+Right = NDArray[np.bool_]
+MIXED = "mixed"
+
+
+class Played:
+    """Correctness of a player's answers so far."""
+
+    def __init__(self, window_images: int) -> None:
+        self._window_images = window_images
+        self.right_N: Right = np.zeros(0, dtype=np.bool_)
+        self.events: list[StreamEvent] = []
+        self.seconds = 0.0
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """Error of each window [%]; the last one may be shorter."""
+        firsts = range(0, len(self.right_N), self._window_images)
+        return tuple(error_percent(self.right_N[first : first + self._window_images]) for first in firsts)
+
+    def of_phases(self, phases: Sequence[StreamPhase]) -> tuple[float, ...]:
+        """Error of each phase [%]."""
+        return tuple(error_percent(self.right_N[one.first : one.first + one.images]) for one in phases)
+
+
+def error_percent(right_N: Right) -> float:
+    """Share of wrong answers [%]."""
+    return 100 * (1 - float(right_N.mean()))
+
+
+def play(
+    player: StreamPlayer,
+    batches: Iterable[StreamBatch],
+    size: Size,
+    window_images: int,
+    after: Callable[[Played, int], None],
+) -> Played:
+    """Play all batches, at (height, width). `after` is called after each batch with the state and the number of its images."""
+    played = Played(window_images)
+    for batch in batches:
+        started = time.perf_counter()
+        logits_BK = player.answer(resize(batch.x_BCHW, size))
+        played.seconds += time.perf_counter() - started
+        played.right_N = np.concatenate([played.right_N, (logits_BK.argmax(1) == batch.y_B).numpy()])
+        played.events += [StreamEvent(image=one.image, kind=one.kind, reason=one.reason) for one in player.new_events()]
+        after(played, len(batch.y_B))
+    return played
+
+
+def phases_of(plan: StreamPlan, drift: DriftSettings) -> tuple[StreamPhase, ...]:
+    """Runs of one corruption; a mixed stream is one phase."""
+    if drift.stream == MIXED:
+        return (StreamPhase(first=0, images=len(plan.image), name=MIXED),)
+    names = np.where(plan.severity == CLEAN, len(drift.corruptions), plan.corruption)
+    edges = [0, *(np.flatnonzero(np.diff(names)) + 1).tolist(), len(names)]
+    titles = (*drift.corruptions, "clean")
+    return tuple(
+        StreamPhase(first=first, images=end - first, name=titles[names[first]]) for first, end in pairwise(edges)
+    )
+
 
 METHODS_FILE = "methods.jsonl"
 WINDOWS_FILE = "windows.parquet"
@@ -73,7 +149,7 @@ class _Subnet:
 
 
 def run(
-    settings: Settings,
+    settings: StreamSettings,
     adaptation: AdaptationSettings,
     drift: DriftSettings,
     data: DataSettings,

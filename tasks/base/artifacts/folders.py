@@ -2,22 +2,177 @@
 
 A stage works in `<store>/<stage>/<key>.partial/`; `publish` records the digests of its files and renames the folder to
 `<store>/<stage>/<key>/`. A folder whose files no longer match the record is quarantined, and its stage runs again.
+
+Digests of values and files, and the record of a folder's files that reveals damage.
+
+The settings that are part of a stage's key: all except fields marked as outside of it.
+
+Measurements of SubNets: lines in a stage's own folder, and a store that stages and runs share.
+
+A stage resumes from its own lines; its folder holds every measurement of its result. Each line is also a record of the store. A
+record's key holds all conditions of the measurement. A stage copies the store's records of a SubNet instead of measuring it.
 """
 
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from tasks.base.artifacts.aside import WORKED_IN, set_aside
-from tasks.base.artifacts.digests import damage, record
-from tasks.base.artifacts.files import read_json, write_bytes, write_json
-from tasks.base.artifacts.lines import damaged_lines, write_whole_lines
+from adaptive_runtime.base.files import sha256_of
+from tasks.base.artifacts.files import (
+    WORKED_IN,
+    append_line,
+    append_lines,
+    damaged_lines,
+    read_json,
+    read_lines,
+    set_aside,
+    write_bytes,
+    write_json,
+    write_whole_lines,
+)
 from tasks.base.errors import UserError
+from tasks.base.progress import Progress
+
+DIGEST_LENGTH = 16
+DIGESTS_FILE = "digests.json"
+FORMAT = 1
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _add_path(digest: "hashlib._Hash", path: Path) -> None:
+    for file in [path] if path.is_file() else _files(path):
+        digest.update(str(file.relative_to(path) if file != path else file.name).encode())
+        digest.update(bytes.fromhex(sha256_of(file)))
+
+
+def digest_of(*parts: Any) -> str:
+    """sha256 (first 16 hex characters) over JSON values and over the *content* of paths, in order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            _add_path(digest, part)
+        else:
+            digest.update(json.dumps(part, sort_keys=True, ensure_ascii=False).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:DIGEST_LENGTH]
+
+
+def _inner(name: str) -> str:
+    """The name, checked: ValueError if it leads out of its folder. Records also come from other machines."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise ValueError("a file's name leads out of its folder")
+    return name
+
+
+class FileDigest(BaseModel):
+    """Size [bytes] and sha256 (hex) of one file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @classmethod
+    def of(cls, file: Path) -> "FileDigest":
+        """The digest of the current file."""
+        return cls(size=file.stat().st_size, sha256=sha256_of(file))
+
+
+class FolderRecord(BaseModel):
+    """All files of a folder by their relative path."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: int = FORMAT
+    files: dict[Annotated[str, AfterValidator(_inner)], FileDigest]
+
+    @classmethod
+    def of(cls, folder: Path) -> "FolderRecord":
+        """The record of a folder's current files, except `digests.json`."""
+        files = [file for file in _files(folder) if file != folder / DIGESTS_FILE]
+        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+            found = list(pool.map(FileDigest.of, files))
+        names = [file.relative_to(folder).as_posix() for file in files]
+        return cls(files=dict(zip(names, found, strict=True)))
+
+    def content(self) -> bytes:
+        """The stored form: JSON bytes."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+def record(folder: Path) -> None:
+    """Write `digests.json`: size and sha256 of every file in the folder."""
+    write_bytes(folder / DIGESTS_FILE, FolderRecord.of(folder).content())
+
+
+def damage(folder: Path) -> str | None:
+    """The damage of a recorded folder, in a few words; None when every file matches its record.
+
+    Every byte is read. Files that are not in the record are ignored.
+    """
+    try:
+        known = FolderRecord.model_validate_json((folder / DIGESTS_FILE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return f"no {DIGESTS_FILE}"
+    except (OSError, ValidationError):
+        return f"{DIGESTS_FILE} cannot be read"
+    if known.version != FORMAT:
+        return f"{DIGESTS_FILE} has version {known.version}; this version of autotailor reads {FORMAT}"
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda pair: _difference(folder / pair[0], pair[1]), known.files.items())
+    return next((f"{name} {what}" for name, what in zip(known.files, found, strict=True) if what), None)
+
+
+def _difference(file: Path, known: FileDigest) -> str | None:
+    try:
+        size = file.stat().st_size
+        if size != known.size:
+            return f"has {size} bytes instead of {known.size}"
+        return None if sha256_of(file) == known.sha256 else "has another content"
+    except OSError as error:
+        return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideKey:
+    """Marks a field of settings, `Annotated[int, OutsideKey(why)]`: changing its value makes no stage run again.
+
+    why: the reason why the result stays the same, or the part of the key that replaces the field.
+    """
+
+    why: str
+
+
+def key_settings(settings: BaseModel, *parts: type[BaseModel]) -> dict[str, Any]:
+    """The settings that are part of a key, as JSON. `parts`: base classes of the settings; only their fields are taken."""
+    of_parts = {name for part in parts for name in part.model_fields} if parts else None
+    return settings.model_dump(mode="json", include=of_parts, exclude=outside_key(settings))
+
+
+def outside_key(settings: BaseModel) -> dict[str, Any]:
+    """The marked fields: name -> True; a field that holds settings -> the marked fields of these."""
+    found: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if any(isinstance(mark, OutsideKey) for mark in field.metadata):
+            found[name] = True
+        elif isinstance(value, BaseModel) and (inner := outside_key(value)):
+            found[name] = inner
+    return found
+
 
 RESULT_FILE = "result.json"
 MADE_FROM_FILE = "made_from.json"
@@ -144,3 +299,69 @@ class Store:
                 next_step="choose another with output_dir=PATH",
             ) from error
         return folder
+
+
+KEY_FILE = "key.json"
+RECORDS_FILE = "subnets.jsonl"
+
+_OPENING = threading.Lock()  # devices are processed in parallel
+
+
+@dataclass(frozen=True, slots=True)
+class SubNetLines:
+    """Measured SubNets. own: the stage's file of lines, with the digest as `name`. shared: the file of the store's records.
+
+    anew: the stage measures every SubNet itself and copies no records.
+    """
+
+    own: Path
+    name: Literal["key", "digest"]
+    shared: Path | None = None
+    anew: bool = False
+
+    def read(self, digests: Collection[str]) -> list[Any]:
+        """The own lines, as JSON. For SubNets of `digests` without an own line, the store's lines are copied first."""
+        lines = read_lines(self.own)
+        if self.shared is None or self.anew:
+            return lines
+        missing = set(digests) - {line[self.name] for line in lines}
+        taken = (
+            [record["measured"] for record in read_lines(self.shared) if record["digest"] in missing] if missing else []
+        )
+        append_lines(self.own, taken)
+        return [*lines, *taken]
+
+    def append(self, line: Mapping[str, Any], *, shared: bool = True) -> None:
+        """Append a line to the own file and, with `shared`, to the store."""
+        append_line(self.own, line)
+        if self.shared is not None and shared:
+            append_line(self.shared, {"digest": line[self.name], "measured": line})
+
+
+@dataclass(frozen=True, slots=True)
+class SubNetStore:
+    """Records of measured SubNets, one folder per key. folder: None shares nothing.
+
+    code, data: digests of the measuring code and of the images, parts of every key.
+    """
+
+    folder: Path | None = None
+    code: str = ""
+    data: str = ""
+
+    def open(self, key: Mapping[str, Any], progress: Progress) -> Path | None:
+        """The file of a key's records. Damaged lines are quarantined. key: the conditions of a measurement, as JSON."""
+        if self.folder is None:
+            return None
+        whole = {**key, "code": self.code, "data": self.data}
+        folder = self.folder / digest_of(whole)
+        with _OPENING:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / KEY_FILE).exists():
+                write_json(folder / KEY_FILE, whole)
+            if said := mend_lines(folder / RECORDS_FILE, folder):
+                progress.say(f"measured SubNets: {said}")
+        return folder / RECORDS_FILE
+
+
+NO_STORE = SubNetStore()

@@ -5,12 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from adaptive_runtime.bundle.chains import InputsPreparation
-from adaptive_runtime.samples.signals import Spectrogram
-from adaptive_runtime.samples.texts import TextPreparation
+from adaptive_runtime.samples.inputs import Spectrogram, TextPreparation
 from profiling_agents.messages import Capabilities, LayerTiming
-from tasks.base.schemas.accuracy import Uncertainty
-from tasks.base.schemas.stored import Record, Stored
-from tasks.base.schemas.subnets import Named, Predicted
+from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.stored import Named, Predicted, Record, Stored
 
 EXPORTS_FILE = "exports.json"
 

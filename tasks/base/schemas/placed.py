@@ -1,11 +1,57 @@
-"""Placement of a SubNet's operators on several devices; `joint.json`: SubNets that were chosen together with a placement."""
+"""Placement of a SubNet's operators on several devices; `joint.json`: SubNets that were chosen together with a placement.
+
+`operators.json`: every operator of any SubNet; `implementations.json`: the chosen implementations of operators on one
+device.
+
+The result of a partition as JSON: cuts, and for each bandwidth a plan with other methods' plans.
+
+`chosen/DEVICE.json`, or the file of `search … --to FILE.json`: one SubNet that a rule chose on one device.
+"""
 
 from typing import Any, ClassVar
 
 from profiling_agents.messages import ActivationCoding
-from tasks.base.schemas.accuracy import Uncertainty
-from tasks.base.schemas.front import Winner
-from tasks.base.schemas.stored import Record, Stored
+from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.stored import Config, Record, Stored
+from tasks.base.schemas.winners import Winner
+
+OPERATORS_FILE = "operators.json"
+IMPLEMENTATIONS_FILE = "implementations.json"
+LUT_FOLDER = "lut"
+"""The folder of a device's look-up table."""
+PARTS = "part-*.parquet"
+"""Files of a look-up table."""
+
+
+class UniqueOperator(Record):
+    """An operator. feature: `OperatorFeature.to_json`. witness: difference between a SubNet that has it and the largest one."""
+
+    digest: str
+    feature: dict[str, Any]
+    witness: Config
+
+
+class Operators(Stored):
+    """All unique operators, by rising digest."""
+
+    STAGE: ClassVar[str] = "enumerate"
+    KIND: ClassVar[str] = "operators"
+
+    operators: tuple[UniqueOperator, ...]
+
+
+class ChosenImplementations(Stored):
+    """operators: implementations by operator (digest), for operators that do not run by the runtime's own choice."""
+
+    STAGE: ClassVar[str] = "profile"
+    KIND: ClassVar[str] = "implementations"
+
+    operators: dict[str, str]
+
+
+OWN_CHOICES = ChosenImplementations(operators={})
+"""Every operator runs by the runtime's own choice."""
+
 
 JOINT_FILE = "joint.json"
 CODINGS_FILE = "codings.json"
@@ -84,3 +130,56 @@ class JointFront(Stored):
     settings: dict[str, Any]
     """`tasks.search.Settings`."""
     uncertainty: Uncertainty = Uncertainty()
+
+
+class OperatorRow(Record):
+    """An operator in running order. compute_ms: by device. flow: its number. beside: whether other flows run beside it."""
+
+    title: str
+    place: str
+    macs: int
+    parameters: int
+    compute_ms: dict[str, float]
+    flow: int
+    beside: bool
+
+
+class CutRow(Record):
+    """A cut. cut: number of operators before it. values: names of the values that cross it. bytes: of all of them together."""
+
+    cut: int
+    values: tuple[str, ...]
+    bytes: int
+
+
+class PartitionAnswer(Stored):
+    """Content of `autotailor partition --json FILE`. network: digest of the SubNet. returns: the answer goes back."""
+
+    STAGE: ClassVar[str] = "partition"
+    KIND: ClassVar[str] = "partition"
+
+    network: str
+    config: Config
+    devices: tuple[str, ...]
+    objective: str
+    returns: bool
+    private: int
+    operators: tuple[OperatorRow, ...]
+    cuts: tuple[CutRow, ...]
+    plans: tuple[PlanRow, ...]
+
+
+class ChosenSubNet(Stored):
+    """A SubNet to continue with. rule: the reason for its choice, for people."""
+
+    STAGE: ClassVar[str] = "search"
+    COMMAND: ClassVar[str] = "search --budget-ms MS --to FILE.json"
+    KIND: ClassVar[str] = "chosen SubNet"
+
+    device: str
+    rule: str
+    subnet: Winner
+    plan: PlanRow | None = None
+    """Placement of the SubNet, if the search was over several devices together."""
+    coding: ActivationCoding | None = None
+    """Coding of the values that the plan sends."""

@@ -1,4 +1,9 @@
-"""Common base of all schemas: strict records, and files with a version."""
+"""Common base of all schemas: strict records, and files with a version.
+
+SubNets as rows of files.
+
+Errors of predictions against measurements.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,3 +107,40 @@ class Stored(Record):
     @classmethod
     def _again(cls) -> str:
         return f"run the {cls.STAGE} stage again: autotailor {cls.COMMAND or cls.STAGE} …"
+
+
+class Named(Record):
+    """A SubNet by its digest and its config."""
+
+    digest: str
+    config: Config
+
+
+class Predicted(Named):
+    """A SubNet, its size, and its predictions. Predicted costs are set if they had a limit."""
+
+    predicted_ms: float
+    predicted_accuracy: float
+    predicted_score: float
+    macs: int
+    parameters: int
+    predicted_energy_mj: float | None = None
+    predicted_memory_mib: float | None = None
+
+
+class RelativeErrors(Record):
+    """Relative errors of predictions: median and largest, share within ±10 %, Kendall's tau. Only `n` is set if it is 0."""
+
+    n: int
+    median_relative_error: float | None = None
+    max_relative_error: float | None = None
+    within_10_percent: float | None = None
+    kendall_tau: float | None = None
+
+
+class PointErrors(Record):
+    """Mean and largest absolute difference of accuracies in points; Kendall's tau, None if there is no order."""
+
+    mean_error_points: float
+    max_error_points: float
+    kendall_tau: float | None

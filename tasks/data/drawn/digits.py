@@ -1,12 +1,22 @@
-"""scikit-learn's bundled handwritten digits: 1,797 real 8x8 grey images, nothing downloaded."""
+"""scikit-learn's bundled handwritten digits: 1,797 real 8x8 grey images, nothing downloaded.
 
+Noisy digits: scikit-learn's handwritten digits, turned, scaled and placed at random, faint, with noise.
+
+Small networks confuse noisy digits long before large ones do, and a network learns them in a minute. Image number i shows
+digit i modulo 1,797; all else about the image follows from the seed and i. A digit for training is one image, drawn anew in
+each epoch; all images of the other digits are for validation and testing.
+Legend: B batch, D draws; positions in an image go from -1 to 1, brightness from 0 to 1.
+"""
+
+import math
 from importlib.metadata import distribution
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from tasks.data.images import jitter
+from tasks.data.drawn.variation import Grain, Numbers, Placing, per_image, placed
+from tasks.data.images import DRAWS, jitter
 from tasks.data.settings import DataSettings
 from tasks.data.source import Scaling, complete_splits
 
@@ -50,3 +60,57 @@ def open_digits(settings: DataSettings) -> tuple[Digits, dict[str, np.ndarray]]:
     source = Digits(settings)
     splits = {"train": np.arange(len(source.labels))}
     return source, complete_splits(splits, source, settings)
+
+
+NOISE = 0.1
+"""Standard deviation of the noise."""
+
+
+class NoisyDigits:
+    """All digits in memory; images are drawn from them."""
+
+    scaling = Scaling("none", "none")
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, settings: DataSettings) -> None:
+        digits = Digits(settings.model_copy(update={"channels": 1}))
+        self.different = len(digits.labels)
+        self.labels = digits.labels[np.arange(settings.images) % self.different]
+        self.class_names = digits.class_names
+        self._digits = digits
+        self._seed, self._size, self._channels = settings.seed, settings.resolution, settings.channels
+        self._grain = Grain(np.random.default_rng(settings.seed), self._channels, self._size)
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """A random order; any is fine, since every image is drawn on its own."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Drawn images; `draws` turn, scale and place them, and change the noise."""
+        numbers = Numbers(self._seed, indices)
+        dark, contrast = numbers.between(0, 0.15), numbers.between(0.3, 0.7)
+        if draws is None:
+            draws = np.stack([numbers.between(0, 1).numpy() for _ in range(DRAWS)], 1)
+        angle, half, x, y, start = torch.from_numpy(draws.astype(np.float32)).T
+        half = 0.75 + 0.25 * half
+        placing = Placing(
+            half_width=half,
+            half_height=half,
+            shear=torch.zeros_like(half),
+            angle=(2 * angle - 1) * math.radians(17),
+            x=(1 - half) * (2 * x - 1),
+            y=(1 - half) * (2 * y - 1),
+        )
+        ink_B1HW = placed(self._digits.images(indices % self.different, None), placing, self._size)
+        x_B1HW = per_image(dark) + per_image(contrast) * ink_B1HW
+        return torch.add(x_B1HW, self._grain.stretches(start), alpha=NOISE).clamp_(0, 1)
+
+
+def open_noisy_digits(settings: DataSettings) -> tuple[NoisyDigits, dict[str, np.ndarray]]:
+    """The source and its splits, by shares of the digits. UserError: too few images to have each class in all splits."""
+    source = NoisyDigits(settings)
+    digits = {"train": np.arange(min(settings.images, source.different))}
+    held_out = complete_splits(digits, source, settings)
+    image = np.arange(settings.images)
+    splits = {name: image[np.isin(image % source.different, own)] for name, own in held_out.items()}
+    return source, splits | {"train": held_out["train"]}

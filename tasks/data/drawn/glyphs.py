@@ -3,22 +3,176 @@
 An image is a character, placed, turned, scaled and sheared at random, over a gradient with a texture and a second, fainter
 character, with noise. Everything about image number i follows from the seed and i; the classes take turns. Legend: B batch, C
 channels, D draws, H height, W width; positions in an image go from -1 to 1, brightness from 0 to 1.
+
+Scenes of glyphs with masks or boxes: several characters before a ground, a class for each pixel, a box for each character.
+
+A scene has up to `OBJECTS` characters in many fonts, each placed, turned, scaled and sheared at random and in its own colour; a
+later one covers those before it. Class 0 is the background. Everything about scene number i follows from the seed and i. The
+classes take turns: the first character of scene i is of class i modulo their number, and is left out if that is 0. A box
+surrounds the visible part of a character. Scenes with masks and with boxes have the same pixels. Legend: B batch, C channels, H
+height, W width, O characters of a scene; positions in an image go from -1 to 1.
+
+Pairs of images of glyphs, for restoration: with and without noise, or small and large.
+
+Everything about pair number i follows from the seed and i. Legend: B batch, C channels, H height, W width.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from tasks.base.errors import UserError
-from tasks.data.drawn.characters import CharacterImages, colour
-from tasks.data.drawn.fonts import distinct_characters
-from tasks.data.drawn.numbers import Numbers
-from tasks.data.drawn.placing import Placing, per_image, placed
+from tasks.data.drawn.characters import CharacterImages, colour, distinct_characters
+from tasks.data.drawn.variation import Numbers, Placing, per_image, placed
 from tasks.data.images import DRAWS
+from tasks.data.problems.detection import COLUMNS, packed
+from tasks.data.problems.restoration import CHANNELS
+from tasks.data.problems.segmentation import moved
 from tasks.data.settings import DataSettings
 from tasks.data.source import complete_splits
+
+BACKGROUND = "background"
+CHARACTERS = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"
+"""All characters in use, without letters that look like digits or each other."""
+DEFAULT_CHARACTERS = 10
+OBJECTS = 3
+PRESENCE = 0.7
+"""Share of the scenes with a second character, and share with a third one."""
+NUMBERS = 72
+"""Limit of random numbers per scene."""
+INK = 0.5
+"""Least share of a character in a pixel of its class."""
+SEEN = 0.25
+"""Least visible share of a character's pixels for it to have a box."""
+
+
+class _Scenes(NamedTuple):
+    """Images; the number of the visible character in each pixel (from 1; 0: none); class and pixels of each character."""
+
+    x_BCHW: torch.Tensor
+    seen_BHW: torch.Tensor
+    class_BO: torch.Tensor
+    pixels_BO: torch.Tensor
+
+
+class GlyphScenes(CharacterImages):
+    """Scenes of several characters; class k is the character number k, and class 0 the background."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        characters = _scene_characters(settings.classes or DEFAULT_CHARACTERS)
+        super().__init__(settings, characters, (BACKGROUND, *characters))
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """The images of scenes. They can be augmented only together with masks, so `draws` is None."""
+        assert draws is None, "scenes are augmented together with their masks"
+        return self.masked(indices)[0]
+
+    def masked(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """x_BCHW float32 in [0, 1], and the class of each pixel y_BHW int64."""
+        scenes = self._scenes(indices)
+        y_BHW = scenes.class_BO.gather(1, (scenes.seen_BHW - 1).clamp_min(0).flatten(1)).view_as(scenes.seen_BHW)
+        return scenes.x_BCHW, torch.where(scenes.seen_BHW > 0, y_BHW, 0)
+
+    def boxed(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x_BCHW float32 in [0, 1], and a target of detection (B, O, 5); `draws` transform both alike."""
+        scenes = self._scenes(indices)
+        x_BCHW, seen_BHW = scenes.x_BCHW, scenes.seen_BHW
+        if draws is not None:
+            x_BCHW, seen_BHW = moved(x_BCHW, seen_BHW, draws)
+        rows = []
+        for seen_HW, class_O, pixels_O in zip(seen_BHW.numpy(), scenes.class_BO.numpy(), scenes.pixels_BO, strict=True):
+            own = [
+                _row(seen_HW == number, label, SEEN * float(pixels))
+                for number, (label, pixels) in enumerate(zip(class_O, pixels_O, strict=True), start=1)
+            ]
+            rows.append(np.array([row for row in own if row], dtype=np.float32).reshape(-1, COLUMNS))
+        return x_BCHW, packed(rows)
+
+    def _scenes(self, indices: np.ndarray) -> "_Scenes":
+        count, size = len(indices), self._size
+        scenes = _Scenes(
+            torch.empty(count, self._channels, size, size),
+            torch.zeros(count, size, size, dtype=torch.int64),
+            torch.zeros(count, OBJECTS, dtype=torch.int64),
+            torch.zeros(count, OBJECTS, dtype=torch.int64),
+        )
+        self._in_pieces(self._draw, indices, *scenes)
+        return scenes
+
+    def _draw(self, indices_B: np.ndarray, *parts: torch.Tensor) -> None:
+        scenes = _Scenes(*parts)
+        numbers = Numbers(self._seed, indices_B, NUMBERS)
+        light_B = numbers.between(0, 1)
+        near = colour(light_B + numbers.between(-0.2, 0), self._tint(numbers))
+        far = colour(light_B + numbers.between(0, 0.2), self._tint(numbers))
+        x_BCHW = torch.lerp(near, far, self._ground.drawn(numbers))
+        label_B = torch.from_numpy(self.labels[indices_B])
+        for number in range(OBJECTS):
+            drawn_B = numbers.below(len(self.class_names) - 1) + 1
+            is_there_B = numbers.between(0, 1) < PRESENCE
+            class_B = torch.where(is_there_B, drawn_B, 0) if number else label_B
+            scenes.class_BO[:, number] = class_B
+            x_BCHW = self._add(x_BCHW, scenes, number, light_B, numbers)
+        grain = self._grain.stretches(numbers.between(0, 1))
+        x_BCHW.addcmul_(grain, per_image(numbers.between(0.02, 0.06)))
+        torch.clamp(x_BCHW, 0, 1, out=scenes.x_BCHW)
+
+    def _add(
+        self, x_BCHW: torch.Tensor, scenes: "_Scenes", number: int, light_B: torch.Tensor, numbers: Numbers
+    ) -> torch.Tensor:
+        """The images with a character of each class added and recorded in `scenes`; class 0 adds none."""
+        class_B = scenes.class_BO[:, number]
+        contrast_B = numbers.between(0.35, 0.7) * torch.where(light_B > 0.5, -1.0, 1.0)
+        own_colour = colour(light_B + contrast_B, self._tint(numbers))
+        font_B, character_B = numbers.below(len(self._masks_FKMM)), (class_B - 1).clamp_min(0)
+        ink_B1HW = placed(self._ink(font_B, character_B), _placing(numbers), self._size) * per_image(
+            (class_B > 0).float()
+        )
+        is_ink_BHW = ink_B1HW[:, 0] >= INK
+        scenes.seen_BHW[is_ink_BHW] = number + 1
+        scenes.pixels_BO[:, number] = is_ink_BHW.sum((1, 2))
+        return torch.lerp(x_BCHW, own_colour, ink_B1HW)
+
+
+def _row(is_seen_HW: np.ndarray, label: int, least_pixels: float) -> tuple[float, ...] | None:
+    """A row of a target: the class, and the box around pixels as shares of the image. None if there are too few pixels."""
+    if is_seen_HW.sum() < max(1, least_pixels):
+        return None
+    rows, columns = np.flatnonzero(is_seen_HW.any(1)), np.flatnonzero(is_seen_HW.any(0))
+    height, width = is_seen_HW.shape
+    return label, columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height
+
+
+def _scene_characters(classes: int) -> str:
+    if classes > len(CHARACTERS):
+        got = f"there are {len(CHARACTERS)} characters in scenes, not {classes}"
+        raise UserError("data.classes", got, next_step="ask for fewer")
+    return CHARACTERS[:classes]
+
+
+def _placing(numbers: Numbers) -> Placing:
+    """A placing upright within 15 degrees, 30 to 55 % of the image high, wholly inside the image or nearly so."""
+    half, stretch = numbers.between(0.3, 0.55), numbers.between(-0.15, 0.15).exp()
+    room = 1 - half
+    return Placing(
+        half_width=half * stretch,
+        half_height=half / stretch,
+        shear=numbers.between(-0.2, 0.2),
+        angle=numbers.between(-1, 1) * math.radians(15),
+        x=room * numbers.between(-1, 1),
+        y=room * numbers.between(-1, 1),
+    )
+
+
+def open_scenes(settings: DataSettings) -> tuple[GlyphScenes, dict[str, np.ndarray]]:
+    """The source and its splits, by shares and stratified. UserError: too few images to have each class in all splits."""
+    source = GlyphScenes(settings)
+    return source, complete_splits({"train": np.arange(settings.images)}, source, settings)
+
 
 FAINT_NOISE, NOISE = (0.02, 0.12), (0.1, 0.3)
 """Least and largest deviation of an image's noise: for images to be classified, and for noise to be removed."""
@@ -136,3 +290,51 @@ def open_glyphs(settings: DataSettings) -> tuple[Glyphs, dict[str, np.ndarray]]:
     """The source and its splits, by shares and stratified. UserError: too few images to have each class in all splits."""
     source = Glyphs(settings)
     return source, complete_splits({"train": np.arange(settings.images)}, source, settings)
+
+
+DrawPairs = Callable[[np.ndarray, np.ndarray | None], tuple[torch.Tensor, torch.Tensor]]
+"""Function from indices and draws to images and targets, (B, C, H, W) in [0, 1]; draws move the character and change the
+noise.
+"""
+Opened = tuple["GlyphPairs", dict[str, np.ndarray]]
+
+
+class GlyphPairs:
+    """Pairs of images; each split has the same characters. `class_names` are those of the output channels of networks."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, settings: DataSettings, glyphs: Glyphs, pairs: DrawPairs) -> None:
+        self.labels, self.scaling = glyphs.labels, glyphs.scaling
+        self.class_names = CHANNELS[settings.channels]
+        self.pairs = pairs
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """A random order; any is fine, since every image is drawn on its own."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Images without their targets."""
+        return self.pairs(indices, draws)[0]
+
+
+def open_noisy_glyphs(settings: DataSettings) -> Opened:
+    """Images with and without noise; splits by shares. UserError: too few images to have each character in all splits."""
+    glyphs = Glyphs(settings)
+    return _opened(settings, glyphs, glyphs.pairs)
+
+
+def open_small_glyphs(settings: DataSettings) -> Opened:
+    """Images whose pixels are means of squares of their targets; splits by shares. UserError: as `open_noisy_glyphs`."""
+    glyphs = Glyphs(settings.model_copy(update={"resolution": settings.upscale * settings.resolution}))
+
+    def pairs(indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        large_BCHW = glyphs.clean(indices, draws)
+        return functional.avg_pool2d(large_BCHW, settings.upscale), large_BCHW
+
+    return _opened(settings, glyphs, pairs)
+
+
+def _opened(settings: DataSettings, glyphs: Glyphs, pairs: DrawPairs) -> Opened:
+    splits = complete_splits({"train": np.arange(settings.images)}, glyphs, settings)
+    return GlyphPairs(settings, glyphs, pairs), splits

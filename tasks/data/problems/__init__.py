@@ -4,12 +4,11 @@ A problem with several metrics has a record for each. A new problem needs a reco
 (`tasks.data`), and a test.
 """
 
-from tasks.data.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1
+from tasks.data.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1, SEVERAL_CLASSES
 from tasks.data.problems.detection import DETECTION, DETECTION_BY_COCO
 from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
 from tasks.data.problems.restoration import RESTORATION, SUPER_RESOLUTION
 from tasks.data.problems.segmentation import SEGMENTATION
-from tasks.data.problems.several import SEVERAL_CLASSES
 from tasks.data.problems.tagging import TAGGING
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""The interface between learning problems and stages. Legend: B batch, N samples, K classes, C channels, H height, W width."""
+"""The interface between learning problems and stages. Legend: B batch, N samples, K classes, C channels, H height, W width.
+
+Raw outputs that are maps (B, C, h, w), of any height and width. Legend: B batch, C channels or classes.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from importing.lazy import Later
+from importing import Later
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import Decoding
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn import functional
 else:
     torch = Later("torch")
+    functional = Later("torch.nn.functional")
+
+
+def enlarged(maps_BChw: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """Maps resized to (H, W), unchanged if they have this size: (B, C, H, W)."""
+    if tuple(maps_BChw.shape[-2:]) == tuple(size):
+        return maps_BChw
+    return functional.interpolate(maps_BChw, list(size), mode="bilinear", align_corners=False)
+
+
+def resized(taught_BChw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A teacher's maps at the size of others; anti-aliased if they shrink."""
+    size = like.shape[-2:]
+    if taught_BChw.shape[-2:] == size:
+        return taught_BChw
+    return functional.interpolate(taught_BChw, size, mode="bilinear", align_corners=False, antialias=True)
+
 
 Batch = tuple[Any, "torch.Tensor"]
-"""The inputs: x_BCHW float32, or another kind (`tasks.data.batches.Inputs`); and the targets, whose first axis is B.
+"""The inputs: x_BCHW float32, or another kind (`tasks.data.source.Inputs`); and the targets, whose first axis is B.
 Code for samples of a single input treats x as a tensor.
 """
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from importing.lazy import Later
-from tasks.data.problems.maps import enlarged, resized
-from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
+from importing import Later
+from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied, enlarged, resized
 
 if TYPE_CHECKING:
     import torch

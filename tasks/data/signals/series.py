@@ -16,10 +16,10 @@ import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.samples.signals import Spectrogram, fitted
+from adaptive_runtime.samples.inputs import Spectrogram, fitted
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
-from tasks.data.signals.windows import MOTION_WINDOW_S, window_samples
+from tasks.data.signals.synthesised import MOTION_WINDOW_S, window_samples
 from tasks.data.source import Scaling, complete_splits, split_folders
 
 KEYS = ("series", "time_s", "label")

@@ -1,5 +1,11 @@
-"""The service of a deployment's folder: start, stop, readiness."""
+"""The service of a deployment's folder: start, stop, readiness.
 
+Programs and small files.
+
+The environment that the run time is installed into.
+"""
+
+import hashlib
 import json
 import os
 import re
@@ -7,12 +13,98 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
+import zipfile
 from contextlib import suppress
 
-from tasks.deploy.device_side.programs import StepRefused, program, write
+CHUNK = 1 << 20
+
+
+class StepRefused(Exception):
+    """A step cannot be done. The message is one line, with a next step."""
+
+
+def program(words: list[str], paths: str = "") -> str:
+    """The output of a program. paths: its PYTHONPATH. StepRefused with the last line of the output if the program fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if paths:
+        environment["PYTHONPATH"] = paths
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        raise StepRefused(said[-1] if said else f"{words[0]} ended with code {done.returncode}")
+    return done.stdout.decode(errors="replace")
+
+
+def sha256(path: str) -> str:
+    """sha256 of a file (hex)."""
+    found = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def write(path: str, text: str, mode: int = 0o644) -> None:
+    """Write a small file atomically."""
+    temporary = f"{path}.partial"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+
+
+MARK = "installed"
+
+
+def is_installed(target: str) -> bool:
+    """Whether an environment is complete."""
+    return os.path.exists(os.path.join(target, MARK))
+
+
+def install(target: str, packages: str, wheel: str, extra: str, kind: str, offline: bool) -> None:
+    """Make the environment in folder `target`, unless it is complete, from the wheel in folder `packages`.
+
+    kind: "unpack" only unpacks the wheel's modules. offline: all other wheels come from `packages`, too.
+    """
+    if is_installed(target):
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    package = os.path.join(packages, wheel)
+    if kind == "unpack":
+        with zipfile.ZipFile(package) as archive:
+            archive.extractall(target)
+    else:
+        _make(target)
+        _fill(target, f"{package}[{extra}]", packages if offline else None)
+    write(os.path.join(target, MARK), "")
+
+
+def _make(target: str) -> None:
+    try:
+        program([sys.executable, "-m", "venv", target])
+    except StepRefused as refused:
+        hint = "install it there (Debian: apt-get install python3-venv), or deploy.install=unpack"
+        raise StepRefused(f"'python3 -m venv' fails ({refused}); {hint}") from refused
+
+
+def _fill(target: str, package: str, wheels: str | None) -> None:
+    words = [os.path.join(target, "bin", "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-input"]
+    words += ["--disable-pip-version-check"]
+    words += ["--no-index", "--find-links", wheels] if wheels is not None else []
+    try:
+        program([*words, package])
+    except StepRefused as refused:
+        hint = "deploy.wheels=FOLDER installs without a network"
+        if wheels is not None:
+            hint = "deploy.wheels needs the wheels of all dependencies, for the Python and the processor there"
+        raise StepRefused(f"pip fails ({refused}); {hint}") from refused
+
 
 POLL_S = 0.1
 EXEC_LOOKS = 20

@@ -1,5 +1,12 @@
-"""The steps of a deployment. Each may be killed at any time: it leaves the device consistent, and the same command resumes."""
+"""The steps of a deployment. Each may be killed at any time: it leaves the device consistent, and the same command resumes.
 
+Requests on stdin, answers on stdout.
+
+A request is the length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the file's bytes
+follow. An answer is a line of JSON: {"found": …}, or {"refused": line}, after which the process ends.
+"""
+
+import errno
 import fcntl
 import hashlib
 import json
@@ -8,13 +15,13 @@ import platform
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
 import time
+import zipfile
 from typing import Any
 
-from tasks.deploy.device_side.programs import CHUNK, StepRefused, program, sha256, write
-from tasks.deploy.device_side.service import Service
-from tasks.deploy.device_side.software import install, is_installed
+from tasks.deploy.device_side.service import CHUNK, Service, StepRefused, install, is_installed, program, sha256, write
 
 LOCK_S = 10.0
 POLL_S = 0.1
@@ -202,3 +209,30 @@ class DeploymentSteps:
 
 def _is(path: str, digest: str, size: int) -> bool:
     return os.path.isfile(path) and os.path.getsize(path) == size and sha256(path) == digest
+
+
+LENGTH_DIGITS = 10
+
+
+def line_of(error: Exception) -> str:
+    """The error's message in one line."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no room is left there ({error.filename or error.strerror}); make some, or deploy.folder=ANOTHER"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}': {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def main() -> int:
+    """Answer requests until stdin ends or a step is refused."""
+    steps, requests = DeploymentSteps(), sys.stdin.buffer
+    while len(head := requests.read(LENGTH_DIGITS)) == LENGTH_DIGITS:
+        step, arguments = json.loads(requests.read(int(head)))
+        try:
+            answer = {"found": getattr(steps, step)(**arguments)}
+        except (StepRefused, OSError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+            answer = {"refused": line_of(error)}
+        print(json.dumps(answer), flush=True)
+        if "refused" in answer:
+            return 1
+    return 0

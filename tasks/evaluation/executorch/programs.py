@@ -13,8 +13,7 @@ from profiling_agents.client import ModelJob
 from profiling_agents.messages import Shape
 from tailor_ir import Config, OperatorFeature, Statistics, SuperNet, operator_model
 from tasks.base.errors import shortened
-from tasks.evaluation.conversion import DEFAULT_LIMITS, ConversionError, ConversionLimits
-from tasks.evaluation.executorch.conversion import lower
+from tasks.evaluation.conversion import DEFAULT_LIMITS, ConversionError, ConversionLimits, lower
 
 T = TypeVar("T")
 Outcome = ModelJob | ConversionError

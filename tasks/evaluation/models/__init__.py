@@ -2,14 +2,20 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.evaluation.models.checkpoints import load_weights
-    from tasks.evaluation.models.creation import create
-    from tasks.evaluation.models.origin import NetworkOrigin, carry_origin, origin_of, remember_origin
+    from tasks.evaluation.models.creation import create, load_weights
+    from tasks.evaluation.models.origin import (
+        NetworkOrigin,
+        carry_origin,
+        load_part,
+        needs_training,
+        origin_of,
+        remember_origin,
+        weights_source,
+    )
     from tasks.evaluation.models.settings import ModelSettings
-    from tasks.evaluation.models.weights import load_part, needs_training, weights_source
 else:
     __getattr__ = public_names(__name__, __file__)
 

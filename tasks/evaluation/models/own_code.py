@@ -1,10 +1,14 @@
-"""The user's modules: found in the working folder first, and importable even if a package of AutoTailor has their name."""
+"""The user's modules: found in the working folder first, and importable even if a package of AutoTailor has their name.
+
+The origin of an exception in the user's code, as `FILE:LINE`.
+"""
 
 import builtins
 import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from tasks.base.artifacts import digest_of
+from tasks.base.errors import shortened
 
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
@@ -174,3 +179,34 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._finder.bring}
         super().exec_module(module)
+
+
+USERS_ENDS = (Exception, SystemExit)
+"""Errors of the user's code. SystemExit is one: `sys.exit(0)` there would end the whole command as if it had succeeded."""
+
+
+def told(error: BaseException, folder: str | None) -> str:
+    """Type and message of an exception, and the innermost line below `folder` in its traceback."""
+    kind, message = type(error).__name__, own_names(shortened(error))
+    text = f"{kind} ({message})" if message else kind
+    place = None if folder is None else line_of(error, folder)
+    return f"{text} at {place}" if place else text
+
+
+def line_of(error: BaseException, folder: str) -> str | None:
+    """FILE:LINE of the innermost line below `folder` in the exception's traceback; for a syntax error, its own position."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_below(frame.filename, folder)]
+    return f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else None
+
+
+def _is_below(file: str, folder: str) -> bool:
+    path = Path(file)
+    return path.is_relative_to(folder) and not INSTALLED.intersection(path.parts)
+
+
+def _shown(file: str) -> str:
+    """The path, relative to the working folder if it is inside."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.evaluation.quantise.accuracy import Int8
-    from tasks.evaluation.quantise.mixed import QuantisedSubNet, quantise
-    from tasks.evaluation.quantise.settings import Settings
+    from tasks.evaluation.quantise.accuracy import Int8, QuantisedSubNet, quantise
+    from tasks.evaluation.settings import Settings
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -1,26 +1,114 @@
 """Images for evaluating SubNets, and interfaces for evaluation in another precision or in other processes.
 
 Legend: B batch, C channels, H height, W width.
+
+Settings with which another process loads the images of an evaluation.
+
+Stored BatchNorm statistics of SubNets, valid as long as recomputation would give the same.
+
+The device on which torch computes.
 """
 
 import copy
 import threading
-from collections.abc import Generator, Iterable, Mapping
+import weakref
+from collections import OrderedDict
+from collections.abc import Generator, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 
 from profiling_agents.messages import MIB
-from tailor_ir import Config, Statistics
-from tasks.data import Batch, Dataset
-from tasks.data.batches import rows
+from tailor_ir import Config, Elastic, Statistics
+from tasks.base.errors import UserError
+from tasks.base.schemas.stored import Record
+from tasks.data import Batch, Dataset, DataSettings, Split
 from tasks.data.images import resize
 from tasks.data.problems import LearningProblem
 from tasks.data.samples import Size, placed
-from tasks.evaluation.recipe import EvaluationRecipe
-from tasks.evaluation.statistics import KnownStatistics
+from tasks.data.source import rows
 from tasks.evaluation.subnets.record import Accuracy
+
+
+class EvaluationRecipe(Record):
+    """Content of `tasks.evaluation.subnets.EvaluationData`, without tensors.
+
+    fingerprint: of the split and of the training split, by which a process notices that it has loaded other images. limit: most
+    images to evaluate on; None: the whole split. device: kind of torch's device. files: a digest of the listing of the data's
+    folder; if it differs, data are loaded anew. The other fields are as in `EvaluationData`.
+    """
+
+    data: DataSettings
+    split: Split
+    fingerprint: tuple[str, str]
+    limit: int | None
+    recalibration_images: int
+    batch_size: int
+    features_mib: float
+    device: str
+    files: str = ""
+
+
+class KnownStatistics:
+    """Statistics by the SubNet's digest; the least recently used make room. For one set of calibration images.
+
+    Statistics of another network, or from before its weights changed, are dropped.
+    """
+
+    def __init__(self, limit_mib: float = 64) -> None:
+        self._left_bytes = limit_mib * MIB
+        self._found: OrderedDict[str, Statistics] = OrderedDict()
+        self._network: weakref.ref[Elastic] | None = None
+        self._version: Hashable = None
+        self._lock = threading.Lock()
+
+    def get(self, elastic: Elastic, digest: str) -> Statistics | None:
+        """The stored statistics of this SubNet; None if there are none."""
+        with self._lock:
+            self._forget_others(elastic)
+            found = self._found.get(digest)
+            if found is None:
+                return None
+            self._found.move_to_end(digest)
+            return dict(found)
+
+    def put(self, elastic: Elastic, digest: str, statistics: Statistics) -> None:
+        """Store the statistics of this SubNet, if there is room for them."""
+        with self._lock:
+            self._forget_others(elastic)
+            if self._version is None:
+                return
+            self._found[digest] = dict(statistics)
+            self._left_bytes -= _bytes(statistics)
+            while self._left_bytes < 0:
+                self._drop()
+
+    def _forget_others(self, elastic: Elastic) -> None:
+        version = elastic.version
+        if self._network is None or self._network() is not elastic or self._version != version:
+            while self._found:
+                self._drop()
+            self._network, self._version = weakref.ref(elastic), version
+
+    def _drop(self) -> None:
+        _, oldest = self._found.popitem(last=False)
+        self._left_bytes += _bytes(oldest)
+
+
+def _bytes(statistics: Statistics) -> int:
+    return sum(tensor.nbytes for tensor in statistics.values())
+
+
+def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device of a rank; `auto` picks a GPU if one exists. Raises UserError when there are fewer GPUs than ranks."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UserError("processes", f"{local_rank + 1} on cuda", allowed=f"at most {count}, the GPUs of this machine")
+    return torch.device("cuda", local_rank)
+
 
 CALIBRATION_SEED = 0
 UPDATE_SECONDS = 1.0

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.export.bundles.adaptable import require_adaptable
-    from tasks.export.bundles.blocks import require_blocks, single_replacements
+    from tasks.export.bundles.extras import require_adaptable, require_blocks, single_replacements
     from tasks.export.bundles.formats import FurtherFormat, further_formats
     from tasks.export.bundles.writing import PlacementWriter, write_bundle
     from tasks.export.settings import BUNDLE_FOLDER, required_files

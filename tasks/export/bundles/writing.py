@@ -35,9 +35,9 @@ from adaptive_runtime.bundle.bundles import (
     signature,
 )
 from adaptive_runtime.bundle.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
-from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import parse_rules
-from adaptive_runtime.samples.several import input_forms
+from adaptive_runtime.samples.inputs import input_forms
 from adaptive_runtime.weights import NormStatistics
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Choice, Statistics, SuperNet
@@ -46,26 +46,36 @@ from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Bundle, Card, FileTensor
-from tasks.data.description import describe
+from tasks.data.dataset import describe
 from tasks.data.problems import CLASSIFICATION, require
 from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, own_tensors
-from tasks.export.bundles.adaptable import (
+from tasks.export.bundles.extras import (
     SOURCE_IMAGES_FILE,
+    SampledSubNet,
     adaptable_net,
+    block_statistics,
+    calibration_sample,
     observed,
     usual_images,
+    write_blocks,
     write_source_images,
 )
-from tasks.export.bundles.blocks import block_statistics, write_blocks
-from tasks.export.bundles.formats import RUNTIMES, WITH_CHAIN, FurtherFormat, chain_input, run_onnx
-from tasks.export.bundles.rows import subnet_row, told_preparation
-from tasks.export.bundles.sample import SampledSubNet, calibration_sample
+from tasks.export.bundles.formats import (
+    RUNTIMES,
+    WITH_CHAIN,
+    FurtherFormat,
+    chain_input,
+    run_onnx,
+    subnet_row,
+    told_preparation,
+)
 from tasks.export.card import preparation, write_vocabulary
-from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, chain_statistics, copy_ncnn_chain
-from tasks.export.facts import tell
+from tasks.export.chain_files import chain_statistics
+from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, copy_ncnn_chain
 from tasks.export.files import Images, in_batches, references
+from tasks.export.onnx_files import tell
 from tasks.export.settings import BUNDLE_FOLDER, Settings
 
 ON_CPU = ("cpu", "CPUExecutionProvider")

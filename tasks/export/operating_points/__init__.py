@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.operating_points import LEVELS_FILE, LevelRow, Levels
-    from tasks.export.operating_points.devices import LevelDevice, latency_error_of
-    from tasks.export.operating_points.stage import FurtherDevices, run
+    from tasks.base.schemas.winners import LEVELS_FILE, LevelRow, Levels
+    from tasks.export.operating_points.stage import FurtherDevices, LevelDevice, latency_error_of, run
 else:
     __getattr__ = public_names(__name__, __file__)
 

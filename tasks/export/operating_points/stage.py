@@ -2,27 +2,144 @@
 
 Each cost of a row is a sum over operators, by the tables of its own format (`tasks.prediction`). The SubNets are the winners of
 the device that has the bundle, as predicted or as measured.
+
+A device of the run as one level: the format of its files, and the predictors of SubNets' costs in this format.
+
+Legend: n SubNets, V variables.
+
+Rows of one whole SubNet and of its exits, in the measured format and in others.
+
+Exits are measured on one device. In another format, a SubNet's exits are assumed to become slower and less accurate like the
+whole SubNet.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 import tailor_ir
-from adaptive_runtime.base.shares import clipped_share
-from adaptive_runtime.model.adapting.variants import load_classes
+from adaptive_runtime.base.numbers import clipped_share
+from adaptive_runtime.bundle.bundles import BundleFormat
+from adaptive_runtime.model.variants import DEVIATION_OF_MEAN_ERROR, UNKNOWN_ERROR, load_classes, spread_of
 from adaptive_runtime.policy import VariantLookUp, VariantTable
+from adaptive_runtime.state.factors import SIGMA_OF_MEDIAN
+from profiling_agents.messages import MIB
+from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
+from tailor_ir.memory.layouts import Rules
 from tasks.base.errors import UserError
-from tasks.base.schemas.front import Front, Winner
-from tasks.base.schemas.operating_points import LEVELS_FILE, LevelRow, Levels, MissingLevel, against
+from tasks.base.schemas.predictions import (
+    ACCURACY_VALIDATION_FILE,
+    LATENCY_VALIDATION_FILE,
+    RESOURCES_FILE,
+    SENSITIVITIES_FILE,
+    AccuracyValidation,
+    LatencyValidation,
+    Resources,
+)
 from tasks.base.schemas.stored import StageResult
+from tasks.base.schemas.winners import LEVELS_FILE, Front, LevelRow, Levels, MissingLevel, Winner, against
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.operating_points.devices import LevelDevice, PredictedCosts
-from tasks.export.operating_points.exits import with_exits
+from tasks.prediction.accuracy import AccuracyPredictor
+from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor
+from tasks.prediction.resources import ENERGY_FILE, EnergyPredictor, MemoryPredictor
+
+PERCENT = 100
+
+
+class PredictedCosts(NamedTuple):
+    """Predicted costs of SubNets (n,). known: all operators have a latency; only then the other values are valid."""
+
+    known: NDArray[np.bool_]
+    accuracy: Values
+    latency_ms: Values
+    energy_mj: Values
+    weights_mib: Values
+    activations_mib: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelDevice:
+    """Folders of the stages of one device. rules: memory model of its runtime, with the bytes of a weight."""
+
+    name: str
+    form: BundleFormat
+    sensitivities: Path
+    latency: Path
+    resources: Path
+    rules: Rules
+
+    def costs(self, net: SuperNet, codes: Codes) -> PredictedCosts:
+        """The predicted costs of SubNets (n, V)."""
+        latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
+        known = latency.unknown.predict(codes) == 0 if latency.missing else np.ones(len(codes), bool)
+        memory = MemoryPredictor.compile(net, self.rules)
+        latency_ms = latency.sums.predict(codes) + latency.correction.offset_ms
+        energy_mj = np.full(len(codes), np.nan)
+        energy_mj[known] = EnergyPredictor.load(self.resources / ENERGY_FILE).predict(codes[known])
+        return PredictedCosts(
+            known=known,
+            accuracy=AccuracyPredictor.load(self.sensitivities / SENSITIVITIES_FILE).predict(codes),
+            latency_ms=latency_ms,
+            energy_mj=energy_mj,
+            weights_mib=memory.weights_bytes(codes) / MIB,
+            activations_mib=memory.peak_bytes(codes) / MIB,
+        )
+
+    @property
+    def energy_from(self) -> str:
+        """The source of predicted energies."""
+        return Resources.read(self.resources / RESOURCES_FILE).energy_from
+
+    @property
+    def accuracy_error(self) -> float:
+        """Standard deviation of predicted accuracies, from holdout SubNets."""
+        stated = AccuracyValidation.read(self.sensitivities / ACCURACY_VALIDATION_FILE)
+        return DEVIATION_OF_MEAN_ERROR * stated.mean_error_points / PERCENT
+
+    @property
+    def latency_error(self) -> float:
+        """Relative standard deviation of predicted latencies, from holdout SubNets."""
+        return latency_error_of(self.latency)
+
+
+def latency_error_of(latency: Path) -> float:
+    """Relative standard deviation of the latencies predicted by the "latency" stage in this folder."""
+    median = LatencyValidation.read(latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
+    return UNKNOWN_ERROR if median is None else SIGMA_OF_MEDIAN * median
+
+
+def with_exits(whole: LevelRow, own: LevelRow, policy: SubnetPolicy | None) -> Iterator[LevelRow]:
+    """The rows of a whole SubNet, of each exit before its last, and of early answers by thresholds.
+
+    own: the row of the whole SubNet in the format in which its exits were measured. policy: None if the SubNet has no exits.
+    """
+    yield whole
+    if policy is None or whole.format == "onnx_int8":  # int8 files have no segments
+        return
+    full = policy.exits[-1]
+    slower, lost = whole.latency_ms / own.latency_ms, own.accuracy - whole.accuracy
+    error = whole.latency_error if whole.device == own.device else max(whole.latency_error, UNKNOWN_ERROR)
+
+    def row(accuracy: float, latency_ms: float, **changed: object) -> LevelRow:
+        energy_mj = None if whole.energy_mj is None else whole.energy_mj * latency_ms * slower / whole.latency_ms
+        figures = {"accuracy": clipped_share(accuracy - lost), "latency_ms": latency_ms * slower}
+        return whole.model_copy(update={**figures, "energy_mj": energy_mj, "latency_error": error, **changed})
+
+    for one in policy.exits[:-1]:
+        split = next(iter(one.accuracy))
+        accuracy = own.accuracy + one.accuracy[split] - full.accuracy[split]
+        yield row(accuracy, one.latency_ms, exit=one.exit)
+    tested = policy.tested
+    if policy.thresholds is not None and tested is not None:
+        accuracy = own.accuracy + tested.accuracy - tested.full_accuracy
+        spread = spread_of(tested.expected_ms, tested.p99_ms)
+        yield row(accuracy, tested.expected_ms, early=True, latency_error=max(spread, error))
+
 
 NO_LATENCY = "an operator of it has no latency in this format"
 
@@ -38,7 +155,7 @@ OverDevices = TypeVar("OverDevices", bound=RowOverDevices)
 
 
 class FurtherDevices(Protocol[OverDevices]):
-    """Further devices over which the first device's SubNets may run (`tasks.placement.operating_points`)."""
+    """Further devices over which the first device's SubNets may run (`tasks.placement.bundled`)."""
 
     def level(self, net: SuperNet, whole: LevelRow) -> OverDevices | None:
         """The row of a whole SubNet over devices; None if it sends nothing. UserError: there is no plan."""

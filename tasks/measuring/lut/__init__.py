@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from tasks.measuring.lut.entry import Cache, DeviceKey, Entry, ProfilingMethod, feature_text, now, settings_text
-    from tasks.measuring.lut.store import LutStore
-    from tasks.measuring.lut.table import Lut
+    from tasks.measuring.lut.table import Lut, LutStore
 else:
     __getattr__ = public_names(__name__, __file__)
 

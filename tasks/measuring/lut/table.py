@@ -1,18 +1,190 @@
-"""The look-up table of one device: an entry for each measurement of an operator, in a folder of Parquet parts."""
+"""The look-up table of one device: an entry for each measurement of an operator, in a folder of Parquet parts.
 
+Parquet parts in one folder: written atomically by any number of processes, and compacted while others read.
+
+There are no locks. Names are unique; rows carry their time, so repeated rows do no harm; a part is removed only when another
+part with its rows is safely on disk.
+
+A store of look-up tables: one folder per device, shared by networks, runs and processes.
+"""
+
+import hashlib
+import io
+import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+from uuid import uuid4
 
+import pyarrow as pa
+from pyarrow import parquet
+
+from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
-from tasks.measuring.lut import parts
+from tasks.base.schemas.placed import PARTS
 from tasks.measuring.lut.choice import position_of_chosen
-from tasks.measuring.lut.entry import METHODS, DeviceKey, Entry, ProfilingMethod, Row, device_of, entry_of, row_of
-from tasks.measuring.lut.summaries import LutSummary
+from tasks.measuring.lut.entry import (
+    METHODS,
+    SCHEMA,
+    DeviceKey,
+    Entry,
+    LutSummary,
+    ProfilingMethod,
+    Row,
+    as_schema,
+    complaint,
+    device_of,
+    entry_of,
+    row_of,
+)
 
 if TYPE_CHECKING:  # reading tables must not load torch
     from tailor_ir import OperatorFeature
+
+LEFTOVERS = ".part-*.tmp"
+LEFTOVER_AGE = timedelta(hours=1)
+DIGEST = re.compile(r"-sha256\.([0-9a-f]{16})\.parquet$")
+"""The digest of a part's content in its name; parts written by earlier versions have none."""
+ATTEMPTS = 100
+
+
+class DamagedPartError(UserError):
+    """A part cannot be read as a Parquet file or does not match its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The content of a folder: its files, and their rows in any order."""
+
+    files: tuple[Path, ...] = ()
+    rows: list[Row] = field(default_factory=list)
+
+
+def read(folder: Path) -> Parts:
+    """All parts of `folder`; empty if it does not exist. UserError names a part that cannot be read."""
+    for _ in range(ATTEMPTS):
+        files = _listing(folder)
+        try:
+            return Parts(files, [row for file in files for row in _read(file)])
+        except FileNotFoundError:
+            continue  # compacted meanwhile: the rows are in another part
+    raise UserError(f"LUT '{folder}'", f"changed {ATTEMPTS} times while it was read", next_step="try again")
+
+
+def mend(folder: Path) -> Iterator[str]:
+    """Quarantine each unreadable part as `part-….parquet.damaged`; yields one message for each."""
+    for part in _listing(folder):
+        try:
+            _read(part)
+        except FileNotFoundError:
+            continue  # compacted meanwhile
+        except DamagedPartError:
+            place = part.with_name(f"{part.name}.damaged")
+            part.rename(place)
+            yield f"a part of the look-up table is damaged: set aside as '{place}', its operators are measured again"
+
+
+def write(folder: Path, rows: Iterable[Row], name: str | None = None) -> Path:
+    """Write one more part; it is on disk when the call returns. UserError if it cannot be written; then nothing is written."""
+    stream = io.BytesIO()
+    table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+    parquet.write_table(table, stream, compression="zstd")
+    path = folder / (name or _unique_name(stream.getvalue()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, stream.getvalue())
+        _sync(folder)
+    except OSError as error:
+        next_step = "make room or choose another folder; the same command goes on from here"
+        raise UserError(f"LUT '{folder}'", f"cannot be written ({error.strerror})", next_step=next_step) from error
+    return path
+
+
+def compact(folder: Path) -> tuple[int, int]:
+    """Merge the latest rows of all parts into one part; returns (parts before, remaining rows).
+
+    Concurrent readers find every row, in the old parts or in the new part; rows that another process appends meanwhile stay;
+    nothing is lost if the process is killed.
+    """
+    parts = read(folder)
+    rows = sorted(
+        latest(parts.rows), key=lambda row: (row["digest"], row["method"], row["settings"], row["implementation"])
+    )
+    if len(parts.files) > 1:
+        write(folder, rows)
+        for file in parts.files:
+            file.unlink(missing_ok=True)  # another compaction may have been faster
+    oldest = (datetime.now(UTC) - LEFTOVER_AGE).timestamp()
+    for leftover in folder.glob(LEFTOVERS):  # written by killed writers
+        with suppress(FileNotFoundError):  # a live writer has just renamed it
+            if leftover.stat().st_mtime < oldest:
+                leftover.unlink()
+    return len(parts.files), len(rows)
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """The latest row for each device, operator, method, settings and implementation."""
+    chosen: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        key = (device_of(row), row["digest"], row["method"], row["settings"], row["implementation"])
+        if key not in chosen or _order(chosen[key]) < _order(row):
+            chosen[key] = row
+    return list(chosen.values())
+
+
+def _order(row: Row) -> tuple[object, ...]:
+    """The sort key of rows: time first; the rest decides between rows of the same time, in any reading order."""
+    return row["measured_at"], row["state"] != "failed", row["n"], str(row["p50_ms"]), str(row["reason"])
+
+
+def _listing(folder: Path) -> tuple[Path, ...]:
+    """All parts, listed until two listings agree: a single listing may miss both a part and its replacement."""
+    before: tuple[Path, ...] | None = None
+    for _ in range(ATTEMPTS):
+        files = tuple(sorted(folder.glob(PARTS)))
+        if files == before:
+            return files
+        before = files
+    raise UserError(f"LUT '{folder}'", f"changed {ATTEMPTS} times while it was listed", next_step="try again")
+
+
+def _read(part: Path) -> list[Row]:
+    where = f"LUT part '{part}'"
+    try:
+        content = part.read_bytes()
+        known = DIGEST.search(part.name)
+        if known is not None and known[1] != _digest(content):
+            raise OSError("it has another content than it was written with")
+        rows: list[Row] = as_schema(parquet.read_table(pa.BufferReader(content)), where).to_pylist()
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        next_step = "remove the file; its operators are then measured again"
+        raise DamagedPartError(where, f"cannot be read ({error})", next_step=next_step) from error
+    return rows
+
+
+def _unique_name(content: bytes) -> str:
+    return f"part-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid4().hex[:12]}-sha256.{_digest(content)}.parquet"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _sync(folder: Path) -> None:
+    """Flush the names of a folder's files to disk before anything relies on them."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 MEASURE = "measure it again: autotailor profile … profile.remeasure=[failed]"
 SNAPSHOT = "part-0.parquet"
@@ -52,7 +224,7 @@ class Lut:
         holds several devices, or a time is not a positive number. With `leave_out_invalid`, an entry without a positive
         time is left out.
         """
-        rows = parts.latest(parts.read(folder).rows)
+        rows = latest(read(folder).rows)
         devices = {device_of(row) for row in rows}
         if device is None:
             if len(devices) != 1:
@@ -87,7 +259,7 @@ class Lut:
         new = {entry.key: entry for entry in entries}
         if not new:
             return
-        parts.write(self.folder, [row_of(self.device, entry) for entry in new.values()])
+        write(self.folder, [row_of(self.device, entry) for entry in new.values()])
         for entry in new.values():
             self._take(entry)
 
@@ -99,7 +271,7 @@ class Lut:
         """
         found = ((*self.implementations(digest), self._metered(digest)) for digest in sorted(set(digests)))
         chosen = [entry for each in found for entry in dict.fromkeys(each) if entry is not None]
-        parts.write(folder, [row_of(self.device, entry) for entry in chosen], SNAPSHOT)
+        write(folder, [row_of(self.device, entry) for entry in chosen], SNAPSHOT)
         return Lut.open(folder, self.device, methods=self.methods)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -186,3 +358,68 @@ class Lut:
                 {"operator": entry.operator, "digest": entry.digest, "reason": entry.reason} for entry in failed
             ],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class LutStore:
+    """The look-up tables of all devices below one folder."""
+
+    root: Path
+
+    def open(
+        self,
+        device: DeviceKey,
+        *,
+        methods: Sequence[ProfilingMethod] = METHODS,
+        settings: Collection[str] | None = None,
+    ) -> Lut:
+        """The table of a device, to be filled; invalid entries are treated as absent."""
+        folder = self.root / device.name
+        return Lut.open(folder, device, methods=methods, settings=settings, leave_out_invalid=True)
+
+    def mend(self, device: DeviceKey) -> Iterator[str]:
+        """Quarantine the damaged parts of a device's table; yields one message for each."""
+        return mend(self.root / device.name)
+
+    def folders(self) -> tuple[Path, ...]:
+        """Every folder with parts: the root itself (a stage's table is a store of one), then its sub-folders."""
+        inner = [path for path in self.root.iterdir() if path.is_dir()] if self.root.is_dir() else []
+        return tuple(path for path in (self.root, *sorted(inner)) if any(path.glob(PARTS)))
+
+    def rows(self) -> list[Row]:
+        """The latest row of each device, operator, method, settings and implementation. UserError if there is no table."""
+        folders = self.folders()
+        if not folders:
+            next_step = "autotailor profile … fills one; another is named with store=FOLDER"
+            raise UserError(f"LUT store '{self.root}'", "holds no look-up table", next_step=next_step)
+        return latest(row for folder in folders for row in read(folder).rows)
+
+    def compact(self) -> Iterator[tuple[str, int, int]]:
+        """Merge the parts of each folder into one; yields (folder name, parts before, remaining rows)."""
+        for folder in self.folders():
+            yield folder.name, *compact(folder)
+
+    def merge(self, sources: Sequence["LutStore"]) -> dict[str, int]:
+        """Append entries of `sources` that are new or later than this store's; returns the number added per device.
+
+        UserError when a source holds no table or an invalid entry; then nothing is added.
+        """
+        found = [row for source in sources for row in source.valid_rows()]
+        own = self.rows() if self.folders() else []
+        known = {id(row) for row in own}
+        news: dict[DeviceKey, list[Row]] = {}
+        for row in latest([*own, *found]):
+            if id(row) not in known:
+                news.setdefault(device_of(row), []).append(row)
+        for device, rows in news.items():
+            write(self.root / device.name, rows)
+        return {device.name: len(rows) for device, rows in news.items()}
+
+    def valid_rows(self) -> list[Row]:
+        """The checked `rows`. UserError names the first invalid row."""
+        rows = self.rows()
+        for row in rows:
+            if text := complaint(row):
+                next_step = "measure it again on its device: autotailor profile … profile.remeasure=[failed]"
+                raise UserError(f"LUT store '{self.root}'", text, next_step=next_step)
+        return rows

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.measuring.runtime_options.chosen import ENGINE_FILE
-    from tasks.measuring.runtime_options.settings import Settings
+    from tasks.measuring.runtime_options.settings import ENGINE_FILE, Settings
     from tasks.measuring.runtime_options.stage import run
 else:
     __getattr__ = public_names(__name__, __file__)

@@ -6,13 +6,11 @@ although no stage is run again.
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
     from tasks.operations.nightly.comparison import NightComparison, compare
-    from tasks.operations.nightly.history import History
-    from tasks.operations.nightly.records import DeviceNight, Finding, Night, NightTimes, StageNight
-    from tasks.operations.nightly.settings import Settings
+    from tasks.operations.nightly.records import DeviceNight, Finding, History, Night, NightTimes, Settings, StageNight
 else:
     __getattr__ = public_names(__name__, __file__)
 

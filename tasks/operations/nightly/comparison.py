@@ -9,17 +9,26 @@ from statistics import median
 import numpy as np
 
 from tasks.operations.nightly.noise import (
+    LEAST_ROUNDS,
     DrawnFront,
+    Scatter,
     holm,
     largest_of,
     p_larger,
     p_slower,
     p_smaller,
     ratio_at_equal_accuracy,
+    typical_ms,
 )
-from tasks.operations.nightly.records import DeviceNight, Finding, FindingKind, Night, OperatorRounds, SubNetRounds
-from tasks.operations.nightly.scatter import LEAST_ROUNDS, Scatter, typical_ms
-from tasks.operations.nightly.settings import Settings
+from tasks.operations.nightly.records import (
+    DeviceNight,
+    Finding,
+    FindingKind,
+    Night,
+    OperatorRounds,
+    Settings,
+    SubNetRounds,
+)
 
 REMEMBERED = 14
 """Nights from which a device's usual random change is estimated."""

@@ -14,13 +14,13 @@ from plotly.offline import get_plotlyjs
 
 from tasks.base.pages import environment, style
 from tasks.base.pages.text import milliseconds
-from tasks.measuring.lut.summaries import TableDifference
+from tasks.measuring.lut.entry import TableDifference
 from tasks.operations.nightly.comparison import NightComparison
+from tasks.operations.nightly.noise import typical_ms
 from tasks.operations.nightly.records import DeviceNight, Finding, Night, StageChange
-from tasks.operations.nightly.scatter import typical_ms
 from tasks.report.charts import COLORS, blank
-from tasks.report.looks import RED
 from tasks.report.page import PLOTLY_CONFIG
+from tasks.report.parts import RED
 
 PAGE_FILE = "nights.html"
 PACKAGE = "tasks.operations.nightly"

@@ -1,8 +1,48 @@
-"""The record of a night: one file that is written once and never changed."""
+"""The record of a night: one file that is written once and never changed.
 
+Settings of a night: the latencies that are timed anew, the tolerances, and the actions that follow.
+
+The nights of an output folder: one file each, written atomically, so a killed night leaves the earlier ones unchanged.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Record, Stored
+
+Promotion = Literal["unless regressed", "always", "never"]
+
+
+class Settings(BaseModel):
+    """How a night is compared with the one before. Latencies and fronts in shares of themselves: 0.05 is 5 %."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    operators: int = Field(
+        40, ge=0, le=1000, description="of the largest SubNet, the slowest; timed alone on each device every night"
+    )
+    rounds: int = Field(5, ge=3, le=50, description="times that each operator and SubNet is loaded and timed anew")
+    slower: float = Field(0.05, ge=0, le=1, description="share that a latency may rise by from one night to the next")
+    smaller_front: float = Field(0.05, ge=0, le=1, description="share that the area under a front may shrink by")
+    error_points: float = Field(
+        2.0, ge=0, le=100, description="points that errors of predictors may rise by on held-out SubNets"
+    )
+    false_alarms: float = Field(
+        0.01, gt=0, lt=1, description="probability that a night without any change is found worse, over all tests"
+    )
+    promote: Promotion = Field(
+        "unless regressed", description="when the night's candidate becomes the champion in MLflow's model registry"
+    )
+    webhook_file: Path | None = Field(
+        None, description="file with the URL that the message of a regression is posted to; null: none"
+    )
+
 
 FindingKind = Literal["operator", "SubNet", "front", "latency predictor", "accuracy predictor"]
 
@@ -123,3 +163,47 @@ class Night(Stored):
     def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Upgrade a record of version 1, which lacked settings."""
         return {**content, "version": 2} if content.get("version") == 1 else content
+
+
+NIGHTS = "*.json"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The folder of the records. Files are added, and never changed; their names are the times at which nights began."""
+
+    folder: Path
+
+    def names(self) -> set[str]:
+        """Names of the existing files."""
+        return {file.name for file in self.folder.glob(NIGHTS)}
+
+    def file(self, night: Night) -> Path:
+        """The file of a night."""
+        return self.folder / f"{datetime.fromisoformat(night.began):%Y%m%dT%H%M%S%fZ}.json"
+
+    def nights(self, network: str, warn: Callable[[str], None]) -> list[Night]:
+        """Nights of a network, the latest last. `warn` gets a line for each unreadable record, which is left out."""
+        return [night for night in self._all(warn) if night.network == network]
+
+    def latest(self, warn: Callable[[str], None]) -> list[Night]:
+        """The latest night of each network. warn: as above."""
+        return list({night.network: night for night in self._all(warn)}.values())
+
+    def _all(self, warn: Callable[[str], None]) -> Iterator[Night]:
+        for file in sorted(self.folder.glob(NIGHTS)):
+            try:
+                yield Night.read(file)
+            except UserError as error:
+                warn(f"left out: {error}")
+
+    def add(self, night: Night) -> Path:
+        """Write one more record, atomically. UserError if this fails."""
+        file = self.file(night)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            night.write(file)
+        except OSError as error:
+            hint = "make room; the same command goes on"
+            raise UserError(f"'{file}'", f"cannot be written ({error.strerror})", next_step=hint) from error
+        return file

@@ -16,17 +16,15 @@ from tasks.base.artifacts import digest_of, read_lines
 from tasks.base.pages.text import milliseconds
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Exports
-from tasks.base.schemas.operators import ChosenImplementations
+from tasks.base.schemas.placed import ChosenImplementations
 from tasks.base.schemas.stored import Config, StageResult
-from tasks.measuring.ahead import pieces
-from tasks.measuring.calm import Calm, TimedLine
+from tasks.measuring.jobs import Calm, TimedLine, pieces
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import Settings as ProfileSettings
 from tasks.measuring.profile import operator_models
 from tasks.measuring.settings import TimingSettings
 from tasks.measuring.subnets import Subject, SubNetMeter
-from tasks.operations.nightly.records import NightTimes, OperatorRounds, SubNetRounds
-from tasks.operations.nightly.settings import Settings
+from tasks.operations.nightly.records import NightTimes, OperatorRounds, Settings, SubNetRounds
 from tasks.prediction.layers import title
 
 TIMES_FILE = "times.json"
@@ -135,7 +133,7 @@ def time_operators(
 def time_subnets(
     chosen: Mapping[str, NightSubNet], meter: SubNetMeter, file: Path, progress: Progress
 ) -> tuple[SubNetRounds, ...]:
-    """Latencies on a calm device (`tasks.measuring.calm`), with the largest SubNet as reference."""
+    """Latencies on a calm device (`tasks.measuring.jobs`), with the largest SubNet as reference."""
     file.unlink(missing_ok=True)  # left by an interrupted attempt, maybe in another night
     subjects = [Subject(digest, meter.net, one.config) for digest, one in chosen.items()]
     meter.measure_all(subjects, file, progress, "SubNets tonight")

@@ -2,24 +2,24 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.partition import CutRow, PartitionAnswer
-    from tasks.base.schemas.placed import PlanRow, StayRow
+    from tasks.base.schemas.placed import CutRow, PartitionAnswer, PlanRow, StayRow
     from tasks.placement.partition.parts import write_parts
-    from tasks.placement.partition.planning import plan_partition
-    from tasks.placement.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
-    from tasks.placement.partition.tables import (
+    from tasks.placement.partition.planning import (
         DeviceTable,
         DeviceTimes,
         FeatureTimes,
         find_supernet,
         open_tables,
+        plan_partition,
         stages_of,
         table_of,
     )
-    from tasks.search.placement_settings import PartitionLink, PlacementSettings, Settings
+    from tasks.placement.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
+    from tasks.search.settings import PartitionLink, PlacementSettings
+    from tasks.search.settings import PartitionSettings as Settings
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -25,9 +25,8 @@ from adaptive_runtime.offload.split import (
     StraightWay,
     way_name,
 )
-from adaptive_runtime.offload.split.planned import coded_share
+from adaptive_runtime.offload.split.plans import coded_share
 from profiling_agents.messages.streams import MOST_SEGMENTS
-from solvers.errors import Infeasible
 from solvers.partition import (
     PartitionConditions,
     PartitionPlan,
@@ -36,14 +35,13 @@ from solvers.partition import (
     PlanPoint,
     envelope_of,
 )
+from solvers.tables import Infeasible
 from tailor_ir import Choice, Statistics, SuperNet
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
-from tasks.placement.partition.checked import digests_of, export_checked, tensor_of
-from tasks.placement.partition.ncnn_files import write_ncnn
-from tasks.placement.partition.planning import conditions_of, problem_of
-from tasks.placement.partition.tables import DeviceTimes
-from tasks.search.placement_settings import Settings
+from tasks.placement.partition.parts import digests_of, export_checked, tensor_of, write_ncnn
+from tasks.placement.partition.planning import DeviceTimes, conditions_of, problem_of
+from tasks.search.settings import PartitionSettings
 
 Groups = tuple[tuple[int, ...], ...]
 Way = tuple[int, int]
@@ -122,7 +120,7 @@ def write_plans(
     net: SuperNet,
     config: Mapping[str, Choice],
     tables: Sequence[DeviceTimes],
-    settings: Settings,
+    settings: PartitionSettings,
     folder: Path,
     *,
     threads: int = 1,
@@ -147,7 +145,7 @@ def write_plans(
 
 
 def plans_ahead(
-    net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: Settings
+    net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: PartitionSettings
 ) -> PlansAhead:
     """Plans of a SubNet for the ranges of the settings.
 
@@ -172,7 +170,7 @@ def plans_ahead(
 
 
 def placements_ahead(
-    ahead: PlansAhead, tables: Sequence[DeviceTimes], settings: Settings
+    ahead: PlansAhead, tables: Sequence[DeviceTimes], settings: PartitionSettings
 ) -> tuple[PlannedPlacement, ...]:
     """The plans in the form of `plans.json`."""
     return tuple(_planned(ahead, plan, settings.devices, _run_ms(tables)) for plan in ahead.plans)
@@ -191,7 +189,7 @@ class _ThroughHome:
     crossings: NDArray[np.float64]
 
 
-def _named_ways(settings: Settings) -> list[Way]:
+def _named_ways(settings: PartitionSettings) -> list[Way]:
     """Both directions of each named link between devices other than the coordinator."""
     found = []
     for name, link in settings.links.items():

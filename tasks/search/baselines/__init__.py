@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.baselines import BASELINES_FILE, COMPARED_FILE
-    from tasks.search.baselines.networks import Trained
-    from tasks.search.baselines.settings import Settings, Sibling
+    from tasks.base.schemas.winners import BASELINES_FILE, COMPARED_FILE
     from tasks.search.baselines.stage import choose, compare_on
+    from tasks.search.baselines.subnets import Trained
+    from tasks.search.settings import BaselineSettings as Settings
+    from tasks.search.settings import Sibling
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from importing.lazy import public_names
+from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.candidates import MEASURED_FILE
+    from tasks.base.schemas.winners import MEASURED_FILE
     from tasks.search.refine.known import EVALUATED_FILE
-    from tasks.search.refine.settings import Settings
-    from tasks.search.refine.stage import SearchedDevice, measure
-    from tasks.search.refine.winners import choose
+    from tasks.search.refine.stage import SearchedDevice, choose, measure
+    from tasks.search.settings import RefineSettings as Settings
 else:
     __getattr__ = public_names(__name__, __file__)
 

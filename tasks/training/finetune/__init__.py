@@ -13,7 +13,7 @@ from tasks.base.progress import Progress
 from tasks.base.schemas.results import FinetuneResult
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
-from tasks.training.finetune.phases import GENTLE, split_epochs
+from tasks.training.finetune.job import GENTLE, split_epochs
 from tasks.training.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, Settings, TrainSettings
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     are kept.
     A second call goes on from the last checkpoint. Raises UserError when a worker dies.
     """
-    from tasks.base.device import pick_device
-    from tasks.evaluation.ends import accuracies_of_ends, ends_on
     from tasks.evaluation.subnets import EvaluationData
+    from tasks.evaluation.subnets.evaluations import accuracies_of_ends, ends_on
+    from tasks.evaluation.subnets.images import pick_device
     from tasks.training.finetune import ranges
+    from tasks.training.finetune.checkpoint import BeforeWeights
     from tasks.training.finetune.job import Job
     from tasks.training.finetune.launcher import launch
-    from tasks.training.finetune.networks.better import BeforeWeights
 
     splits = load_splits(data)
     settings = _chosen(settings, (net := tailor_ir.load(supernet)).space, progress)
@@ -90,7 +90,7 @@ def _take(net: SuperNet, job: Job, data: EvaluationData) -> None:
 
 def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> None:
     """Save the trained SuperNet after checking it. before: answers that the largest SubNet must still give."""
-    from tasks.data.description import remember
+    from tasks.data.dataset import remember
     from tasks.evaluation.models import carry_origin
 
     net.elastic.to("cpu")

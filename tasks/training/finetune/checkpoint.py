@@ -2,22 +2,64 @@
 
 The file is written atomically, with a checksum of its tensors, so that training never resumes from a damaged one. Random
 numbers need no state of their own: data order, augmentation, SubNets and dropout are all drawn from (seed, step).
+
+The history of a training: one JSON line per step; ranks append to it, and the launcher follows it.
+
+The better weights of a fine-tuned SuperNet: those after fine-tuning, or those before if it did harm.
 """
 
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import distributed, nn
 
-from tasks.base.artifacts import set_aside, write_bytes
+from tailor_ir import SuperNet
+from tasks.base.artifacts import line_of, read_lines, set_aside, whole_lines, write_bytes
 from tasks.base.progress import Progress
+from tasks.base.schemas.results import BeforeTuning
+from tasks.evaluation.subnets import EvaluationData
+from tasks.evaluation.subnets.evaluations import Ends, ends_on
+from tasks.evaluation.uncertainty import change
+
+
+def rewind(history: Path, step: int) -> None:
+    """Remove the lines that a killed run wrote after its last checkpoint."""
+    kept = [line_of(line) for line in read_lines(history) if line["step"] <= step]
+    write_bytes(history, "".join(kept).encode())
+
+
+class Tail:
+    """New steps of a history that restarted ranks may rewind meanwhile."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        self._path = path
+        self._file = -1
+        self._offset = 0
+        self._done = done
+
+    def new(self) -> list[dict[str, Any]]:
+        """Lines of new steps: those after `done` that no earlier call returned."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as stream:
+            file = os.fstat(stream.fileno()).st_ino
+            if file != self._file:  # rewinding writes another file
+                self._file, self._offset = file, 0
+            stream.seek(self._offset)
+            whole = stream.read().rpartition(b"\n")[0]
+        self._offset += len(whole) + 1 if whole else 0
+        lines = whole_lines(whole)
+        found = [line for line in lines if line["step"] > self._done]
+        self._done = max([self._done, *(line["step"] for line in found)])
+        return found
+
 
 MODEL, OPTIMISER, AVERAGE, KEPT = "model.", "optimiser.", "average.", "kept."
 
@@ -150,3 +192,43 @@ def load_optimiser(path: Path, optimiser: torch.optim.Optimizer) -> None:
                 key != "step" and value.shape == parameter.shape
             ):  # fused steps require all moments to have the memory layout of the parameter
                 moments[key] = torch.empty_like(parameter).copy_(value)
+
+
+GENTLER = "a lower finetune.learning_rate, or finetune.teacher=base, changes it less"
+
+
+class BeforeWeights:
+    """The weights of a SuperNet before fine-tuning, and the accuracies of its ends with them."""
+
+    def __init__(self, net: SuperNet, ends: Ends) -> None:
+        self._net = net
+        self._tensors = {name: tensor.clone() for name, tensor in model_tensors(net.elastic).items()}
+        self._ends = ends
+
+    @classmethod
+    def of(cls, net: SuperNet, data: EvaluationData) -> Self:
+        """The current weights and accuracies of a SuperNet."""
+        return cls(net, ends_on(net, data))
+
+    def better(self, after: Ends, say: Callable[[str], None]) -> tuple[Ends, BeforeTuning]:
+        """Keep the better weights in the SuperNet; returns the accuracies of its ends with them, and a comparison to report.
+
+        after: accuracies with the current weights. A message reports if these made the largest SubNet worse, beyond the
+        standard error of the difference; the weights are then kept whose largest and smallest SubNets are better on average.
+        """
+        found = change(self._ends.largest, after.largest)
+        kept = found.is_loss and self._ends.mean >= after.mean
+        told = BeforeTuning(
+            largest_validation_accuracy=self._ends.largest.share,
+            change_points=100 * found.share,
+            error_points=100 * found.error,
+            kept=kept,
+        )
+        if told.is_worse:
+            say(f"{told.line}; {GENTLER}")
+        if not kept:
+            return after, told
+        with torch.no_grad():
+            for name, tensor in model_tensors(self._net.elastic).items():
+                tensor.copy_(self._tensors[name])
+        return self._ends, told

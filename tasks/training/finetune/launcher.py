@@ -1,4 +1,7 @@
-"""Start torchrun, or a single rank, as a child process; follow its progress; report in one line why it ended."""
+"""Start torchrun, or a single rank, as a child process; follow its progress; report in one line why it ended.
+
+The GPUs of this node, and how many processes they fit.
+"""
 
 import os
 import re
@@ -14,19 +17,33 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tasks.base.artifacts import digest_of, write_bytes
 from tasks.base.errors import UserError
 from tasks.base.processes import end
 from tasks.base.progress import Bar, Progress
+from tasks.evaluation.subnets.images import pick_device
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.device import fitting_processes, gpus
-from tasks.training.finetune.history import Tail, rewind
+from tasks.training.finetune.checkpoint import Tail, rewind
 from tasks.training.finetune.job import JOB_FILE, LOG_FILE, TORCHRUN, Job, RankError
-from tasks.training.finetune.meeting.addresses import LOOPBACK, MeetingPlace, interface_of, meeting_place
-from tasks.training.finetune.meeting.stores import hosted
 from tasks.training.finetune.memory import PlanTeller
+from tasks.training.finetune.ranks import LOOPBACK, MeetingPlace, Watchdog, hosted, interface_of, meeting_place
 from tasks.training.finetune.settings import TrainSettings
-from tasks.training.finetune.watchdog import Watchdog
+
+
+def gpus(wanted: str) -> int:
+    """The number of GPUs on which ranks compute; 0 if they compute on the CPU."""
+    return 0 if pick_device(wanted).type == "cpu" else torch.cuda.device_count()
+
+
+def fitting_processes(settings: TrainSettings, gpus: int) -> int:
+    """The processes of this node: the wanted number, or, if there are fewer GPUs, the most that split the batch evenly."""
+    wanted = settings.processes
+    if not 0 < gpus < wanted or settings.nodes > 1:
+        return wanted
+    return next(count for count in range(gpus, 0, -1) if settings.batch_size % (settings.micro_batch * count) == 0)
+
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
 """The variables that torchrun would set for a single rank."""

@@ -16,22 +16,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tasks.base.artifacts import append_line
 from tasks.base.errors import UserError
 from tasks.data import Batch, Dataset
-from tasks.data.batches import Inputs, each, only, pieces, samples_in, tensors
-from tasks.data.prefetch import prefetched
+from tasks.data.dataset import prefetched
 from tasks.data.problems import require
 from tasks.data.samples import placed
+from tasks.data.source import Inputs, each, only, pieces, samples_in, tensors
 from tasks.evaluation.subnets import EvaluationData
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.history import rewind
-from tasks.training.finetune.job import Job
+from tasks.training.finetune.checkpoint import rewind
+from tasks.training.finetune.job import Job, TrainingPhase
 from tasks.training.finetune.memory import BudgetedSteps, TrialStep
-from tasks.training.finetune.mixing import mix
 from tasks.training.finetune.networks.record import Role, Trainable
-from tasks.training.finetune.phases import TrainingPhase
-from tasks.training.finetune.precision import mixed_precision
+from tasks.training.finetune.numerics import mixed_precision
 from tasks.training.finetune.ranges import watch_of
-from tasks.training.finetune.settings import FROZEN, OF_EXITS, ExitTraining, Settings, TrainSettings
-from tasks.training.finetune.watchdog import Move, Phase, unseen
+from tasks.training.finetune.ranks import Move, Phase, unseen
+from tasks.training.finetune.settings import FROZEN, OF_EXITS, ExitTraining, Settings, TrainSettings, mix
 from tasks.training.memory import tensors_of
 
 MOST_TRIED = 2

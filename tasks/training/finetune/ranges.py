@@ -17,9 +17,8 @@ from tasks.base.artifacts import append_line
 from tasks.base.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, RangeLine, WatchedSubNet, WatchedSubNets
 from tasks.data import Dataset
 from tasks.evaluation.subnets import EvaluationData, evaluate_together
-from tasks.training.finetune.history import rewind
-from tasks.training.finetune.job import Job
-from tasks.training.finetune.phases import TrainingPhase
+from tasks.training.finetune.checkpoint import rewind
+from tasks.training.finetune.job import Job, TrainingPhase
 from tasks.training.finetune.settings import Settings
 
 RANGES = 4

@@ -1,15 +1,80 @@
-"""Settings of training, shared by the base network and the SuperNet."""
+"""Settings of training, shared by the base network and the SuperNet.
+
+Mixup and CutMix of micro-batches. Legend: B batch, C channels, H height, W width, K classes.
+
+Settings of the first of two stages: the part of the network, and the data it is trained on before the whole is tuned.
+"""
+
+from __future__ import annotations
 
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from importing import Later
 from profiling_agents.network.endpoint import is_loopback
 from tasks.base.artifacts import OutsideKey
-from tasks.training.finetune.mixing import Mixing
+from tasks.data.settings import DataSettings
+from tasks.evaluation.models import ModelSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = Later("torch")
+    functional = Later("torch.nn.functional")
+
+
+class Mixing(BaseModel):
+    """How the images of a micro-batch are mixed with each other; nothing is mixed by default.
+
+    Sources: mixup (Zhang et al., ICLR 2018), CutMix (Yun et al., ICCV 2019).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    mixup_alpha: float = Field(default=0.0, ge=0)
+    """Two images are blended by a share of Beta(alpha, alpha); 0: never."""
+    cutmix_alpha: float = Field(default=0.0, ge=0)
+    """A box of an image, its area drawn from Beta(alpha, alpha), is replaced by that of another image; 0: never."""
+    probability: float = Field(default=1.0, ge=0, le=1)
+    """Share of the micro-batches that are mixed; each by mixup or CutMix, at equal odds if both are on."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is mixed."""
+        return self.probability > 0 and max(self.mixup_alpha, self.cutmix_alpha) > 0
+
+
+def mix(
+    x_BCHW: torch.Tensor, y_B: torch.Tensor, settings: Mixing, classes: int, key: tuple[int, int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mixed images and their soft labels (B, K), in the type of the images; x_BCHW itself is not changed.
+
+    Every image is mixed with its neighbour in the micro-batch. `key` is (seed, step, place of the micro-batch in the global
+    batch) and decides everything: the method, the share and the box. The global random state is not changed.
+    """
+    from torchvision.transforms import v2
+
+    soft_BK = functional.one_hot(y_B, classes).to(x_BCHW.dtype)
+    ways = [
+        way(alpha=alpha)
+        for way, alpha in ((v2.MixUp, settings.mixup_alpha), (v2.CutMix, settings.cutmix_alpha))
+        if alpha > 0
+    ]
+    rng = np.random.default_rng(key)
+    if not ways or rng.random() >= settings.probability:
+        return x_BCHW, soft_BK
+    way = ways[rng.integers(len(ways))]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        mixed_BCHW, mixed_BK = way(x_BCHW, soft_BK)
+    return mixed_BCHW, mixed_BK
+
 
 LAST_PORT = 65535
 USUAL = {"batch_size": 64, "micro_batch": 32, "processes": 2}
@@ -98,7 +163,7 @@ class TrainSettings(BaseModel):
         return self.nodes if self.least_nodes is None else self.least_nodes
 
     @model_validator(mode="after")
-    def _check(self) -> "TrainSettings":
+    def _check(self) -> TrainSettings:
         if self.fewest_nodes > self.nodes or (self.fewest_nodes < self.nodes and not self.restarts):
             raise ValueError(
                 f"least_nodes={self.least_nodes} with nodes={self.nodes}, restarts={self.restarts}; allowed: at most as "
@@ -287,7 +352,7 @@ class Settings(TrainSettings):
             return self.distillation
         return 0.0 if strategy == "tune" and self.teacher == "largest" else 1.0
 
-    def resolved(self, kinds: Collection[str]) -> "Settings":
+    def resolved(self, kinds: Collection[str]) -> Settings:
         """The settings with a strategy in place of `auto`. kinds: kinds of the space's variables."""
         if self.strategy != AUTO:
             return self
@@ -299,7 +364,7 @@ class Settings(TrainSettings):
         return self.model_copy(update={"strategy": ",".join(phases), "phase_shares": tuple(phases.values())})
 
     @model_validator(mode="after")
-    def _check_strategy(self) -> "Settings":
+    def _check_strategy(self) -> Settings:
         names = [name.strip() for name in self.strategy.split(",")]
         if names != [AUTO] and not set(names) <= set(STRATEGIES):
             raise ValueError(f"strategy={self.strategy}; allowed: {AUTO}, or one or several of {', '.join(STRATEGIES)}")
@@ -333,3 +398,26 @@ class BaseSettings(TrainSettings):
 
     epochs: int = Field(default=8, ge=0)
     """0: the network is used without training, even if its weights are random."""
+
+
+class PretrainingSettings(BaseModel):
+    """The backbone and the first data. The run's `data` are the second."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    backbone: str | None = Field(default=None, pattern=r"^\w+(\.\w+)*$")
+    """Path of the backbone in the network, such as backbone or backbone.body; None: there is no first stage."""
+    data: DataSettings = DataSettings(kind="glyphs")
+    """The first data: images with a class each."""
+    base: BaseSettings = BaseSettings()
+    """Training of the backbone as a classifier, if the network has no weights."""
+    finetune: Settings = Settings(teacher="base")
+    """Training of the backbone's SuperNet. With teacher=base the largest SubNet, too, learns from the original backbone, so
+    that it stays close to the features that the head knows.
+    """
+    classifier_images: int = Field(default=2048, ge=2)
+    """Training images of the first data for fitting the linear layer over the backbone."""
+
+    def classifier(self, model: ModelSettings) -> ModelSettings:
+        """Settings of a network's backbone as a classifier, from random weights."""
+        return model.model_copy(update={"backbone": self.backbone, "checkpoint": None})

@@ -18,16 +18,14 @@ import torch
 from torch import distributed
 
 from tasks.base.artifacts import write_json
-from tasks.base.device import pick_device
-from tasks.base.errors import UserError
-from tasks.base.shortage import MAKE_ROOM, is_out_of_memory, shortage
+from tasks.base.errors import MAKE_ROOM, UserError, is_out_of_memory, shortage
 from tasks.data import load_splits
+from tasks.evaluation.subnets.images import pick_device
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.job import TORCHRUN, Job
 from tasks.training.finetune.loop import Trainer
-from tasks.training.finetune.meeting.stores import of_ranks
 from tasks.training.finetune.networks import open_network
-from tasks.training.finetune.watchdog import Move, Pulse, unseen
+from tasks.training.finetune.ranks import Move, Pulse, of_ranks, unseen
 
 LEAST_TIMEOUT_S, LATER_S = 600.0, 60.0
 """Time that a rank waits for the others: longer than it takes until a silent rank is killed."""

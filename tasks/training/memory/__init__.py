@@ -9,12 +9,11 @@ bits (ActNN, ICML 2021; Gist, ISCA 2018), swapping (vDNN, MICRO 2016), updates i
 2024).
 """
 
-from tasks.training.memory.counting import StorageCount, tensors_of
+from tasks.training.memory.execution import step
+from tasks.training.memory.optimisers import OptimiserOnDisk, measure_optimiser, update_early
 from tasks.training.memory.planner import ALL_MEANS, MemoryPlan, StepPlanner, plan
 from tasks.training.memory.recipes import Mean
-from tasks.training.memory.states import OptimiserOnDisk
-from tasks.training.memory.steps import step
-from tasks.training.memory.updating import measure_optimiser, update_early
+from tasks.training.memory.storage import StorageCount, tensors_of
 
 __all__ = [
     "ALL_MEANS",

@@ -21,14 +21,13 @@ from adaptive_runtime.weights import (
     StatisticsWeights,
     WeightOptions,
 )
-from adaptive_runtime.weights.gradients import DifferentiableNetwork
-from adaptive_runtime.weights.gradients.operators import OPERATORS
-from adaptive_runtime.weights.scales import MOST_TIMES, EntropyGradients
+from adaptive_runtime.weights.gradients import OPERATORS, DifferentiableNetwork
+from adaptive_runtime.weights.statistics import MOST_TIMES, EntropyGradients
 from adaptive_runtime.weights.weights import LabelledSource
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
-from tasks.evaluation.adapted.norms import AdaptiveBatchNorm
-from tasks.export.bundles.adaptable import adaptable_net, observed
+from tasks.evaluation.adapted import AdaptiveBatchNorm
+from tasks.export.bundles.extras import adaptable_net, observed
 from tests.support.ir.networks import from_timm, perturb, small_net
 from tests.support.runtime.bundled import OBSERVED_IMAGES, SETTINGS
 

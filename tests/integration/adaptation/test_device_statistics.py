@@ -16,9 +16,9 @@ from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.adaptation.guards import SourceProfile
 from tasks.data import Dataset, DataSettings
 from tasks.data.drawn.digits import open_digits
-from tasks.evaluation.adapted.norms import AdaptiveBatchNorm
+from tasks.evaluation.adapted import AdaptiveBatchNorm
 from tasks.evaluation.subnets import EvaluationData
-from tasks.export.bundles.adaptable import adaptable_net, labelled_images, observed
+from tasks.export.bundles.extras import adaptable_net, labelled_images, observed
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import OBSERVED_IMAGES, SETTINGS
 

@@ -16,13 +16,14 @@ from torch import nn
 import tailor_ir
 from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, load_adapted
 from tasks.adaptation.streams import WINDOWS_FILE, Settings, check_images, run
-from tasks.adaptation.streams.playing import phases_of
+from tasks.adaptation.streams.stage import phases_of
 from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.base.schemas.streams import STREAM_FILE, StreamedNetwork
+from tasks.base.schemas.results import STREAM_FILE, StreamedNetwork
 from tasks.data import DataSettings
-from tasks.data.drift import DriftSettings, plan_stream
+from tasks.data.drift import plan_stream
+from tasks.data.settings import DriftSettings
 from tests.support.adaptation.small_subnets import supernet
 
 DATA = DataSettings.model_validate({"kind": "digits", "workers": 1})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling_agents.backends import adb
+from profiling_agents.backends import ncnn_adb
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from tests.support import SUPPORT
 from tests.support.agents import agent_models as models
@@ -21,7 +21,7 @@ from tests.support.agents import hostile_names
 
 RECORDED = SUPPORT / "agents" / "recorded"
 SERIAL = "R58M12ABCDE"
-BIG = adb.Phone(SERIAL, "big")
+BIG = ncnn_adb.Phone(SERIAL, "big")
 SETTINGS = MeasureSettings(warmup_ms=0.0, min_blocks=1, samples_per_block=5, time_cap_ms=1000.0)
 REPLAY = """\
 #!{python}
@@ -89,26 +89,26 @@ def text(name: str) -> str:
 
 
 def test_devices_and_their_states_are_read() -> None:
-    assert adb.parse_devices(text("devices.txt")) == {
+    assert ncnn_adb.parse_devices(text("devices.txt")) == {
         SERIAL: "device",
         "emulator-5554": "offline",
         "192.168.1.30:5555": "unauthorized",
     }
-    assert adb.parse_devices("List of devices attached\n\n") == {}
+    assert ncnn_adb.parse_devices("List of devices attached\n\n") == {}
 
 
 def test_properties_are_read() -> None:
-    found = adb.parse_properties(text("getprop.txt"))
+    found = ncnn_adb.parse_properties(text("getprop.txt"))
     assert found["ro.product.model"] == "Pixel 7"
     assert found["ro.build.fingerprint"].startswith("google/panther/")
 
 
 def test_times_are_read_and_everything_else_is_an_error_with_what_was_printed() -> None:
-    assert adb.parse_times(text("benchncnn.txt")) == adb.Times(7.05, 7.31, 7.12)
+    assert ncnn_adb.parse_times(text("benchncnn.txt")) == ncnn_adb.Times(7.05, 7.31, 7.12)
     with pytest.raises(AgentError, match=r"printed 0 times instead of one; .*Nonsense not exists"):
-        adb.parse_times(text("benchncnn_broken.txt"))
+        ncnn_adb.parse_times(text("benchncnn_broken.txt"))
     with pytest.raises(AgentError, match="printed 2 times"):
-        adb.parse_times(2 * text("benchncnn.txt"))
+        ncnn_adb.parse_times(2 * text("benchncnn.txt"))
 
 
 def test_the_benchmark_gets_loops_threads_cores_and_turned_shapes() -> None:
@@ -121,7 +121,7 @@ def test_the_benchmark_gets_loops_threads_cores_and_turned_shapes() -> None:
 
 
 def test_a_mask_goes_through_taskset() -> None:
-    command = adb.Phone(SERIAL, "f0").benchmark("m.param", [(4,)], loops=1, threads=1)
+    command = ncnn_adb.Phone(SERIAL, "f0").benchmark("m.param", [(4,)], loops=1, threads=1)
     words = shlex.split(command[4])
     assert words[words.index("taskset") + 1] == "f0"
     assert words[words.index("/data/local/tmp/benchncnn") + 3] == "0"
@@ -135,7 +135,7 @@ def test_what_the_devices_shell_reads_is_quoted() -> None:
 @pytest.mark.parametrize("provider", [None, "", "-s", "a b", f"{SERIAL}/fast", f"{SERIAL}/xyz", "$(reboot)"])
 def test_other_providers_are_refused(provider: str | None) -> None:
     with pytest.raises(AgentError, match="allowed: SERIAL or SERIAL/CORES"):
-        adb.Phone.parse(provider)
+        ncnn_adb.Phone.parse(provider)
 
 
 @pytest.mark.long

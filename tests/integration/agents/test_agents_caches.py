@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from profiling_agents.client import AgentClient, MeasureSettings
-from profiling_agents.sensing.caches import last_level_cache_bytes
+from profiling_agents.sensing.machine import last_level_cache_bytes
 from tests.support.agents import agent_models as models
 from tests.support.agents.agents_caches import CORE, ROUNDS
 

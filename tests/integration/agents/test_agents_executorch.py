@@ -13,7 +13,7 @@ from profiling_agents.client import AgentClient, AgentError, MeasureSettings, Mo
 
 pytest.importorskip("executorch", reason="the extra 'executorch' is not installed")
 
-from profiling_agents.backends.executorch.layers import time_layers
+from profiling_agents.backends.executorch import time_layers
 from tasks.evaluation.conversion import ConversionError
 from tasks.evaluation.executorch.programs import jobs_of_modules
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profiling_agents.network.folder import LEFT_S, LOCK_FILE, PREFIX
+from profiling_agents.network.server import LEFT_S, LOCK_FILE, PREFIX
 from tests.support.agents import agent_processes as processes
 
 OPTIONS = ["--backend", "onnxruntime", "--port", "0"]

@@ -8,7 +8,7 @@ import pytest
 
 from profiling_agents.client import AgentClient, AgentError, local_agent
 from profiling_agents.sensing import sensors
-from profiling_agents.sensing.frequency import pinned_frequency
+from profiling_agents.sensing.machine import pinned_frequency
 from tests.support.agents import agent_processes as processes
 
 CORES = sorted(os.sched_getaffinity(0))

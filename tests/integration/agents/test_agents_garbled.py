@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiling_agents import checksums
+from profiling_agents import frames
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, ModelJob
 from tests.support.agents import agent_models as models
 from tests.support.agents import agent_processes as processes
@@ -110,12 +110,12 @@ def test_a_garbled_head_of_an_answer_is_asked_for_again(wire: Network, client: A
 
 @given(st.binary().filter(lambda content: b"\n" not in content), st.data())
 def test_a_line_with_a_flipped_bit_is_refused(content: bytes, data: st.DataObject) -> None:
-    line = checksums.to_line(content)[:-1]
-    assert checksums.from_line(line) == content
+    line = frames.to_line(content)[:-1]
+    assert frames.from_line(line) == content
     position = data.draw(st.integers(0, len(line) - 1))
     garbled = flipped(line, position, data.draw(st.integers(0, 7)))
-    with pytest.raises(checksums.GarbledError, match="checksum"):
-        checksums.from_line(garbled)
+    with pytest.raises(frames.GarbledError, match="checksum"):
+        frames.from_line(garbled)
 
 
 @pytest.mark.long

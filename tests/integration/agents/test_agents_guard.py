@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from profiling_agents.messages import MIB, JobMessage, JobsRequest, MeasureSettings
-from profiling_agents.network.guard import MAX_CONNECTIONS, MAX_REQUESTS
-from profiling_agents.network.places import HEAD_LIMIT_S
+from profiling_agents.network.guard import HEAD_LIMIT_S, MAX_CONNECTIONS, MAX_REQUESTS
 from profiling_agents.serving import service
 from tests.support.agents import agent_models as models
 from tests.support.agents import agent_processes as processes

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from profiling_agents.backends.openvino.layers import mean_times_us, times_of_runs_us
+from profiling_agents.backends.openvino import mean_times_us, times_of_runs_us
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from profiling_agents.messages import Precision
 from tests.support import examples

@@ -6,7 +6,7 @@ import ncnn
 import numpy as np
 import pytest
 
-from profiling_agents.backends.ncnn_precision import precision_options
+from profiling_agents.backends.ncnn import precision_options
 from profiling_agents.client import AgentClient, AgentError, local_agent
 from profiling_agents.messages import MeasureSettings, Precision, RuntimeInfo
 from profiling_agents.serving.capabilities import fingerprint

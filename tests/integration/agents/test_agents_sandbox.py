@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
-from profiling_agents.sandbox import account, landlock, seccomp
+from profiling_agents.sandbox import entering, seccomp
 from tests.support.agents import agent_models as models
 from tests.support.agents import agent_processes as processes
 
@@ -113,7 +113,7 @@ def assert_confined(found: dict[str, Any], allowed: set[str] = ALLOWED) -> None:
 
 @as_root
 def test_a_child_of_root_is_another_user_and_reaches_nothing_but_its_folder(place: Place) -> None:
-    user = account.free_user()
+    user = entering.free_user()
     assert user is not None
     found = place.tried(user=user)
     assert found["standing"] == ["network", "files", "user", "system calls"]
@@ -125,7 +125,7 @@ def test_a_child_of_root_is_another_user_and_reaches_nothing_but_its_folder(plac
 
 
 def test_with_an_accelerator_a_child_makes_local_sockets_and_reaches_nobody_through_them(place: Place) -> None:
-    found = place.tried(user=account.free_user(), accelerator=True)
+    found = place.tried(user=entering.free_user(), accelerator=True)
     assert {"network", "files", "system calls"} <= set(found["standing"])
     assert_confined(found, ALLOWED | OF_ACCELERATORS)
 
@@ -139,7 +139,7 @@ def test_a_child_of_a_plain_user_reaches_nothing_but_its_folder(place: Place) ->
 
 
 def test_without_landlock_the_other_parts_stand_and_what_is_missing_is_said(place: Place) -> None:
-    found = place.tried(user=account.free_user(), lacking=(landlock.CREATE_RULESET,))
+    found = place.tried(user=entering.free_user(), lacking=(entering.CREATE_RULESET,))
     assert {"network", "system calls"} <= set(found["standing"])
     (line,) = (line for line in found["missing"] if line.startswith("files: "))
     assert "models can read and write the files of their user (" in line
@@ -154,7 +154,7 @@ def test_without_landlock_the_other_parts_stand_and_what_is_missing_is_said(plac
 def test_without_namespaces_the_filter_of_calls_keeps_models_from_the_network(place: Place) -> None:
     unshare = seccomp.REFUSED["unshare"]
     column = seccomp.COLUMNS[os.uname().machine]
-    found = place.tried(user=account.free_user(), lacking=(unshare[column],))
+    found = place.tried(user=entering.free_user(), lacking=(unshare[column],))
     assert "network" not in found["standing"]
     assert any(line.startswith("network: models reach the network") for line in found["missing"])
     assert_confined(found)

@@ -15,11 +15,10 @@ from hypothesis.extra import numpy as hnp
 from pydantic import ValidationError
 
 from profiling_agents import frames
-from profiling_agents.execution.measure import measure, relative_half_width
+from profiling_agents.execution.bench import measure, relative_half_width
 from profiling_agents.messages import TENSOR_TYPES, AgentError, Measurement, MeasureSettings, TensorHeader
-from profiling_agents.sensing.cores import claim
-from profiling_agents.sensing.machine import available_cores
-from profiling_agents.serving.leases import LeaseError, Leases
+from profiling_agents.sensing.machine import available_cores, claim
+from profiling_agents.serving.job_queue import LeaseError, Leases
 
 
 def spin(seconds: float) -> None:

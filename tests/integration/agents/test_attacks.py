@@ -45,7 +45,7 @@ NEVER_CALLED = {
     *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell"),
     *("tempfile.mktemp", "shutil.unpack_archive", "tarfile.open", "zipfile.ZipFile"),
 }
-UNPACKS_OWN_WHEEL = ROOT / "tasks/deploy/device_side/software.py"
+UNPACKS_OWN_WHEEL = ROOT / "tasks/deploy/device_side/service.py"
 """Takes the wheel that the deployment has built or was given, by its digest: installing it runs its code anyway."""
 NEVER_SAID = {"shell": True, "allow_pickle": True, "weights_only": False}
 

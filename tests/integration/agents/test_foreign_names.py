@@ -15,12 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, ModelError, RuntimeOptions
-from profiling_agents.backends.ncnn_names import with_own_names as ncnn_with_own_names
-from profiling_agents.backends.onnx_names import DROPPED, RENAMED, WORDS, with_own_names
+from profiling_agents.backends.onnx_files import DROPPED, RENAMED, WORDS, with_own_names
 from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.own_names import with_own_names as ncnn_with_own_names
 from profiling_agents.client import MeasureSettings, ModelJob, local_agent
 from profiling_agents.messages import JobMessage
-from profiling_agents.sensing.pace import Runs
+from profiling_agents.sensing.machine import Runs
 from tests.support import examples
 from tests.support.agents import agent_models as models
 from tests.support.agents import hostile_names

@@ -10,7 +10,7 @@ from profiling_agents import sensing
 
 MODULES = [f"profiling_agents.sensing.{module.name}" for module in pkgutil.iter_modules(sensing.__path__)]
 NEEDED = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "psutil"}
-MORE = {"profiling_agents.sensing.caches": {"numpy"}}
+MORE = {"profiling_agents.sensing.machine": {"numpy"}}
 """What one module alone needs: `caches` fills a large array."""
 OWN_PACKAGES = {"lines", "messages", "sensing"}
 ROOMS = {"importing", "profiling_agents"}

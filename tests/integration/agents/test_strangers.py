@@ -21,8 +21,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from profiling_agents.network.endpoint import Endpoint
-from profiling_agents.network.guard import GuardRules
-from profiling_agents.network.places import HEAD_LIMIT_S
+from profiling_agents.network.guard import HEAD_LIMIT_S, GuardRules
 from profiling_agents.network.server import http_server
 
 TOKEN = {"Authorization": "Bearer token"}

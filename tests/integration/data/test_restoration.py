@@ -17,10 +17,10 @@ from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.problems import RESTORATION, SUPER_RESOLUTION, problem_named
 from tasks.evaluation.models import ModelSettings
-from tasks.evaluation.models.answers import check_shapes
+from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.pictures import ANSWERS_FILE, GAP, MOST_IMAGES
 from tasks.evaluation.subnets import Accuracy, count_correct
-from tasks.training.finetune.losses import soft_cross_entropy
+from tasks.training.finetune.numerics import soft_cross_entropy
 from tests.support.data.paired_files import write_drawn
 from tests.support.problems.stages import SmallRun
 
@@ -36,11 +36,11 @@ class Task(NamedTuple):
 
 TASKS = {
     "denoising": Task(
-        DataSettings(kind="noisy_glyphs", classes=4, images=360, resolution=32), "conf.networks.unet:network", 24, 1
+        DataSettings(kind="noisy_glyphs", classes=4, images=360, resolution=32), "conf.networks.restoration:unet", 24, 1
     ),
     "super-resolution": Task(
         DataSettings(kind="small_glyphs", classes=4, images=360, resolution=16, upscale=2),
-        "conf.networks.super_resolution:network",
+        "conf.networks.restoration:super_resolution",
         12,
         1,
     ),

@@ -17,27 +17,25 @@ import tailor_ir
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.bundle.chains import InputsPreparation
-from adaptive_runtime.model.deployed import check
-from adaptive_runtime.samples.several import packed
+from adaptive_runtime.model.opening import check
+from adaptive_runtime.samples.inputs import packed
 from adaptive_runtime.server.inference import InferenceFormat, read
-from adaptive_runtime.server.local.frames import REQUEST_FIELDS, RequestHead
-from adaptive_runtime.server.protocol import LENGTH_HEADER
-from adaptive_runtime.server.refusals import RequestRefused
-from adaptive_runtime.server.tensors import NamedTensor, pack
+from adaptive_runtime.server.local import REQUEST_FIELDS, RequestHead
+from adaptive_runtime.server.protocol import LENGTH_HEADER, NamedTensor, RequestRefused, pack
 from conf.networks.two_branches import network
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.batches import tensors
+from tasks.data.source import tensors
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.quantise import Int8
-from tasks.evaluation.quantise.settings import Settings as QuantiseSettings
+from tasks.evaluation.settings import Settings as QuantiseSettings
 from tasks.evaluation.subnets import EvaluationData, accuracy, statistics_of
-from tasks.export.dynamic import BATCHES, dynamic_batch
+from tasks.export.onnx_files import BATCHES, dynamic_batch
 from tasks.placement.partition.planning import plan_partition
-from tasks.search.placement_settings import Settings as PartitionSettings
+from tasks.search.settings import PartitionSettings
 from tests.support.ir.invariants import check_network
 from tests.support.problems.stages import QUICK, SmallRun, finetuned
 from tests.support.runtime.service_process import INFER, served

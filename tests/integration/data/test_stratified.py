@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 
 from tasks.data import DataSettings
 from tasks.data.drawn.digits import Digits
-from tasks.data.stratified import TooFewError, stratified
+from tasks.data.source import TooFewError, stratified
 from tests.support import examples
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import adaptive_runtime
 from adaptive_runtime.bundle.bundles import OpenBundle
-from adaptive_runtime.model.deployed.decoding import UNREAD
-from adaptive_runtime.samples.texts import PADDING
+from adaptive_runtime.model.answers import UNREAD
+from adaptive_runtime.samples.inputs import PADDING
 from adaptive_runtime.server.inference import InferenceFormat
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
@@ -20,10 +20,10 @@ from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.problems import TAGGING
 from tasks.data.problems.tagging import IGNORED
-from tasks.data.texts.grammar import TAGS, tagged_sentence
+from tasks.data.texts import TAGS, tagged_sentence
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.subnets import Accuracy
-from tasks.training.finetune.losses import soft_cross_entropy
+from tasks.training.finetune.numerics import soft_cross_entropy
 from tests.support.problems.stages import QUICK, SmallRun
 
 LENGTH, SHORTER, CLASSES = 16, 8, 4

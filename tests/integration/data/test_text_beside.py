@@ -14,15 +14,14 @@ import adaptive_runtime
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.bundle.chains import ImagePreparation, InputsPreparation
-from adaptive_runtime.model.deployed import check
-from adaptive_runtime.samples.several import packed
-from adaptive_runtime.samples.texts import Vocabulary
+from adaptive_runtime.model.opening import check
+from adaptive_runtime.samples.inputs import Vocabulary, packed
 from adaptive_runtime.server.inference import InferenceFormat, read
-from adaptive_runtime.server.refusals import RequestRefused
+from adaptive_runtime.server.protocol import RequestRefused
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load
-from tasks.data.batches import tensors
+from tasks.data.source import tensors
 from tasks.evaluation.models import ModelSettings
 from tests.support.ir.invariants import check_network
 from tests.support.problems import garden

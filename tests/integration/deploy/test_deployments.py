@@ -23,11 +23,9 @@ from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle
 from adaptive_runtime.cli import COMMANDS
 from tasks.base.errors import UserError
 from tasks.deploy import run
-from tasks.deploy.channel import BOOTSTRAP, SENT
-from tasks.deploy.deployment import _refuse_without_room, required_extras
-from tasks.deploy.device_side.answering import line_of
+from tasks.deploy.deployment import BOOTSTRAP, SENT, _refuse_without_room, required_extras
 from tasks.deploy.device_side.service import Service
-from tasks.deploy.device_side.steps import DeploymentSteps
+from tasks.deploy.device_side.steps import DeploymentSteps, line_of
 from tests.support.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
 from tests.support.runtime.local_client import LocalClient
 from tests.support.threads import beside

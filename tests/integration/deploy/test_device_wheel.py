@@ -17,7 +17,7 @@ import torch
 
 import tailor_ir
 from tasks.base.errors import UserError
-from tasks.deploy.wheel import build_wheel
+from tasks.deploy.deployment import build_wheel
 from tests.support.docs.documents import ROOT
 from tests.support.ir.networks import small_net
 from tests.support.runtime.bundled import write_plain_bundle

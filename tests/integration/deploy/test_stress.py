@@ -17,14 +17,13 @@ from adaptive_runtime.bundle.bundles import BundleManifest
 from adaptive_runtime.state.traces import LoadTrace
 from flows.cli import main
 from flows.config.compose import compose_config
-from flows.config.stress import StressConfig
+from flows.config.devices import StressConfig
 from flows.config.validate import validate
 from tailor_ir import SuperNet
 from tasks.base.progress import Silent
 from tasks.deploy.stress import Settings, run
-from tasks.deploy.stress.asked import AskedBundle
 from tasks.deploy.stress.results import WHOLE, StressedAnswer, by_phase
-from tasks.deploy.stress.schedule import StressSchedule
+from tasks.deploy.stress.stressing import AskedBundle, StressSchedule
 from tests.support.runtime.service_process import INFER, body, served, soon
 from tests.support.runtime.service_process import images as some_images
 
@@ -130,7 +129,7 @@ def test_all_phases_are_answered_and_told_and_nothing_stays_behind(
 def test_a_service_ends_when_the_process_that_started_it_is_killed(output: Path) -> None:
     bundle = output / "exports" / "onnxruntime" / "bundle"
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom tasks.deploy.stress.service import bundle_service\n"
+        "import sys, time\nfrom pathlib import Path\nfrom tasks.deploy.stress.stressing import bundle_service\n"
         "with bundle_service(Path(sys.argv[1]), [], 600):\n    print('torch' in sys.modules, flush=True)\n    time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(bundle)], stdout=subprocess.PIPE, text=True)

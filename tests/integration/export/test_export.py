@@ -22,11 +22,11 @@ from tasks import export
 from tasks.base.artifacts import SubNetStore, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Bar, Silent
-from tasks.base.schemas.candidates import Candidate, Candidates
+from tasks.base.schemas.winners import Candidate, Candidates
 from tasks.data import Batch, Dataset, DataSettings, load_splits
 from tasks.data.samples import Size
-from tasks.evaluation.confusions import CONFUSIONS_FILE, read_confusions
 from tasks.evaluation.subnets import Accuracy, EvaluationData, statistics_of, tallied
+from tasks.evaluation.subnets.record import CONFUSIONS_FILE, read_confusions
 from tests.support.fronts import predicted, write_front
 
 QUICK = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0))

@@ -20,7 +20,7 @@ import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.weights import AdaptedSubnet, WeightMethod, WeightOptions
-from flows.pipeline.pages.facts import exported as page_facts
+from flows.pipeline.pages import exported as page_facts
 from profiling_agents.client import MeasureSettings, local_agent
 from tailor_ir import CheckFailed, Config, SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
@@ -40,13 +40,13 @@ from tasks.base.artifacts import digest_of, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card, Exports
-from tasks.base.schemas.front import FRONT_FILE
+from tasks.base.schemas.winners import FRONT_FILE
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
 from tasks.exits.policies import MeasuredExit, SubnetPolicy
 from tasks.export.adapted import adapted_winners, own_tensors, read_side_files
+from tasks.export.replacing import ALIGNED
 from tasks.export.stage import MEASURED_FILE
-from tasks.export.timed import ALIGNED
 from tasks.measuring.subnets import Subject
 from tasks.search import read_front
 from tests.support.fronts import write_front

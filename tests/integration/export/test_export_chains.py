@@ -26,7 +26,7 @@ from tasks.base.schemas.exports import Card, Exports
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import MeasuredExit, SubnetPolicy
-from tasks.export.chains import chain_statistics
+from tasks.export.chain_files import chain_statistics
 from tests.support.fronts import write_front
 from tests.support.ir.networks import small_net
 

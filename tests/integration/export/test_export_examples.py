@@ -16,7 +16,7 @@ from profiling_agents.client import local_agent
 from tasks import export
 from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
-from tasks.base.schemas.operators import ChosenImplementations
+from tasks.base.schemas.placed import ChosenImplementations
 from tasks.export.running import EXAMPLES, OF_SUBNET, OF_SUPERNET, TEMPLATES, UNTIMED
 from tests.support.tables import export_examples
 from tests.support.tables.export_examples import (

@@ -28,8 +28,7 @@ from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.export.bundles import write_bundle
-from tasks.export.dynamic import BATCHES, dynamic_batch
-from tasks.export.facts import fact_file, properties
+from tasks.export.onnx_files import BATCHES, dynamic_batch, fact_file, properties
 from tests.support import SUPPORT
 from tests.support.fronts import write_front
 from tests.support.ir.networks import perturb

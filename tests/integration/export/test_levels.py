@@ -9,18 +9,15 @@ from adaptive_runtime.bundle.bundles import BundleFormat
 from adaptive_runtime.offload.split import HOME, LinkUse, PlannedPlacement
 from flows.config import DeviceProfile, RunConfig
 from flows.config.compose import compose_config
-from flows.config.together import check_together
+from flows.config.devices import check_together
 from flows.config.validate import validate
 from tasks.base.errors import UserError
 from tasks.exits.policies import MeasuredExit, PolicyOutcome, SubnetPolicy
 from tasks.export import Settings as ExportSettings
 from tasks.export.operating_points import LevelRow, Levels
-from tasks.export.operating_points.exits import with_exits
-from tasks.export.operating_points.stage import kept, on_front
-from tasks.placement.operating_points import PlacedLevel, preferred
-from tasks.placement.partition.ahead import PlacedCosts
-from tasks.search.placement_settings import RadioSettings
-from tasks.search.placement_settings import Settings as PartitionSettings
+from tasks.export.operating_points.stage import kept, on_front, with_exits
+from tasks.placement.bundled import PlacedCosts, PlacedLevel, preferred
+from tasks.search.settings import PartitionSettings, RadioSettings
 from tests.support import examples
 
 SHARES = st.sampled_from([0.5, 0.6, 0.7, 0.8])

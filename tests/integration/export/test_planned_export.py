@@ -15,7 +15,7 @@ from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.export import planned
+from tasks.export import files
 from tests.support.fronts import write_front
 from tests.support.ir.branches import Wide
 
@@ -83,7 +83,7 @@ def test_a_file_whose_order_saves_nothing_stays_as_it_was(tmp_path: Path) -> Non
 def test_a_file_is_not_planned_for_a_processor_that_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned, "cpu_model", lambda: "another processor")
+    monkeypatch.setattr(files, "cpu_model", lambda: "another processor")
     _, _, card, _ = exported(3, tmp_path)
     memory = card.files["onnx"].memory
     assert memory is not None

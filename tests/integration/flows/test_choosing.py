@@ -8,8 +8,8 @@ import pytest
 
 from flows.cli import main
 from tasks.base.pages.text import milliseconds
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.front import FRONT_FILE, Front, Winner
+from tasks.base.schemas.placed import ChosenSubNet
+from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.pipeline.tracking.metrics import numbers, of_exports, run_metrics, speed_ups
+from flows.pipeline.results import numbers, of_exports, run_metrics, speed_ups
 from tasks.base.schemas.exports import ExportedWinner, Exports, Latency, MeasuredLargest
 from tasks.base.schemas.results import BaseResult
 from tests.support.flows.fixtures import Command

@@ -10,7 +10,7 @@ import tailor_ir
 from flows.cli import main
 from flows.config import DeviceProfile
 from flows.pipeline.devices import Devices
-from flows.storage.cleaning.references import LIST_FILE
+from flows.storage.sharing import LIST_FILE
 from tasks.base.artifacts import read_json
 from tasks.operations.nightly import History
 from tests.support.flows.databases import database_in

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline.pages import facts
-from flows.pipeline.pages.markdown import report_in_short, table
+from flows.pipeline import pages
+from flows.pipeline.pages.publish import report_in_short, table
 from flows.pipeline.tracking.addresses import page_of
 from tasks.base.pages.text import count, milliseconds
 from tasks.evaluation.uncertainty import uncertain
@@ -128,8 +128,8 @@ def test_an_artifact_on_an_mlflow_server_has_a_page_whose_address_tells_no_passw
 
 def test_facts_of_several_devices_have_their_names_and_others_are_numbers() -> None:
     results: dict[str, Row] = {"a": {"version": 1, "x": 2}, "b": {"x": 0.5, "inner": {"y": 3}, "list": [1]}}
-    assert facts.by_device(facts.plain, results) == {"a: x": "2", "b: x": "0.5", "b: inner.y": "3"}
-    assert facts.by_device(facts.plain, {"a": results["a"]}) == {"x": "2"}
+    assert pages.by_device(pages.plain, results) == {"a: x": "2", "b: x": "0.5", "b: inner.y": "3"}
+    assert pages.by_device(pages.plain, {"a": results["a"]}) == {"x": "2"}
 
 
 def test_texts_from_elsewhere_stay_in_their_cells() -> None:

@@ -17,14 +17,13 @@ from flows.config.compose import compose_config
 from flows.config.validate import validate
 from flows.pipeline.run import Output, Run
 from flows.pipeline.session import open_run
-from flows.pipeline.stages import supernets, winners
-from flows.pipeline.stages.policies import POLICY
+from flows.pipeline.stages import ADAPTATION, PIPELINE, supernets, winners
+from flows.pipeline.stages.levels import POLICY
 from flows.pipeline.stages.predictors import LATENCY, PROFILE
 from flows.pipeline.stages.spec import ALONE, Context, StageSpec
-from flows.pipeline.stages.table import ADAPTATION, PIPELINE
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.base.schemas.candidates import Candidates
+from tasks.base.schemas.winners import Candidates
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows
 from tests.support.flows.tiny import TINY

@@ -12,7 +12,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir import Config, InputAlignment, Statistics, SuperNet
-from tailor_ir.subnets.batch_statistics import statistics_names
+from tailor_ir.subnets.batch_norms import statistics_names
 from tests.support.ir.elastic_networks import Transformer, inverted
 from tests.support.ir.networks import perturb, small_net
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
-from tailor_ir.subnets.cuts import importance, reordered
+from tailor_ir.subnets.plans import importance, reordered
 from tests.unit.ir import small_networks as small
 
 Samples = tuple[torch.Tensor, torch.Tensor]

@@ -7,7 +7,7 @@ import pytest
 from profiling_agents.client import local_agent
 from profiling_agents.messages import Capabilities
 from profiling_agents.sensing.machine import running_system
-from tasks.measuring.ahead import ahead
+from tasks.measuring.jobs import ahead
 
 WAIT_S = 120
 

@@ -15,11 +15,11 @@ from tasks.base.progress import Silent
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.lut.views import batch_of
-from tasks.measuring.plan import ProfilePlan, plan
-from tasks.prediction import validate
+from tasks.measuring.profile import ProfilePlan, plan
+from tasks.prediction import latency
 from tasks.prediction.settings import Settings
 from tests.support.fronts import write_front
 
@@ -44,7 +44,7 @@ def made(request: pytest.FixtureRequest, supernet: Path, tmp_path_factory: pytes
             enumeration.run(supernet, folder, silent, batch)
             planned = plan(settings, folder, client.capabilities(), supernet, batch)
             profiled = profile.run(settings, folder, client, folder, silent, supernet, batch)
-            results[batch] = planned, profiled, validate.run(predict, supernet, folder, client, folder, silent, batch)
+            results[batch] = planned, profiled, latency.run(predict, supernet, folder, client, folder, silent, batch)
     return root, results
 
 

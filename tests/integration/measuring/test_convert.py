@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tasks.evaluation.ncnn import joined_models
+from tasks.evaluation.ncnn import conversion
 from tasks.evaluation.ncnn.conversion import ConversionError, ConversionLimits, convert, convert_operators
 from tasks.evaluation.ncnn.files import NcnnFiles
 from tests.support.tables.ncnn_runs import run_ncnn
@@ -76,10 +76,10 @@ def test_a_bad_operator_among_joined_ones_fails_alone() -> None:
 
 
 def test_joined_models_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_models, "MAX_MODELS", 3)
-    monkeypatch.setattr(joined_models, "MAX_BYTES", 10)
-    assert list(joined_models.groups([b"x"] * 4)) == [[0, 1, 2], [3]]
-    assert list(joined_models.groups([b"123456", b"123456", b"12345678901234"])) == [[0], [1], [2]]
+    monkeypatch.setattr(conversion, "MAX_MODELS", 3)
+    monkeypatch.setattr(conversion, "MAX_BYTES", 10)
+    assert list(conversion.groups([b"x"] * 4)) == [[0, 1, 2], [3]]
+    assert list(conversion.groups([b"123456", b"123456", b"12345678901234"])) == [[0], [1], [2]]
 
 
 def test_garbage_gives_one_clear_line() -> None:

@@ -12,12 +12,12 @@ import tailor_ir
 from flows.cli import main
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from tasks.base.progress import Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.lut import Lut
-from tasks.measuring.plan import plan
-from tasks.prediction import resources, validate
-from tasks.prediction.energy import EnergyPredictor
+from tasks.measuring.profile import plan
+from tasks.prediction import latency, resources
+from tasks.prediction.resources import EnergyPredictor
 from tasks.prediction.settings import Settings
 from tests.support.tables.lut_entries import DEVICE, entry
 from tests.support.tables.power_source import rapl
@@ -94,7 +94,7 @@ def test_whole_subnets_keep_their_energy_and_the_predictor_is_calibrated_by_it(
     alone = profile.Settings(method="alone", measure=MEASURE.model_copy(update={"energy_ms": 0.0, "time_cap_ms": 3.0}))
     profile.run(alone, tmp_path, powered, tmp_path, Silent())
     settings = Settings(random_subnets=4, fit_subnets=2, rounds=1, measure=MEASURE)
-    rows = validate.run(settings, supernet, tmp_path, powered, tmp_path, Silent())["subnets"]
+    rows = latency.run(settings, supernet, tmp_path, powered, tmp_path, Silent())["subnets"]
     assert all(row["energy_mj"] > WATTS * row["measured_ms"] / FACTOR for row in rows)
     out = tmp_path / "resources"
     out.mkdir()

@@ -14,9 +14,8 @@ from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Bar, Silent
 from tasks.measuring import runtime_options as engine
-from tasks.measuring.runtime_options.chosen import ChosenEngine
-from tasks.measuring.runtime_options.outputs import OutputCheck
-from tasks.measuring.runtime_options.stage import TIMES_FILE, ModelsOfSubNets
+from tasks.measuring.runtime_options.settings import ChosenEngine
+from tasks.measuring.runtime_options.stage import TIMES_FILE, ModelsOfSubNets, OutputCheck
 from tasks.measuring.subnets import SubNetMeter
 from tests.support.tables.fixtures import device, supernet
 

@@ -13,12 +13,11 @@ from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.base.artifacts import read_lines
 from tasks.base.progress import Silent
-from tasks.base.schemas.operators import IMPLEMENTATIONS_FILE, ChosenImplementations
-from tasks.measuring import enumerate as enumerate_stage
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
+from tasks.measuring import operators as enumerate_stage
 from tasks.measuring import profile
-from tasks.measuring.in_network.rules import Example, ImplementationRules
-from tasks.measuring.in_network.trials import Trial, mixed, studied
 from tasks.measuring.lut import Lut
+from tasks.measuring.trials import Example, ImplementationRules, Trial, mixed, studied
 from tests.support.ir.networks import perturb
 from tests.support.tables.lut_entries import DEVICE, entry, failed
 

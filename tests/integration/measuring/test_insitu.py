@@ -21,16 +21,15 @@ from tasks.base.progress import Bar, Silent
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import ConversionLimits, convert, convert_operators
 from tasks.evaluation.ncnn.files import NcnnFiles
-from tasks.evaluation.quantise.timing import int8_operator, int8_to_time
-from tasks.measuring import enumerate as enumerate_stage
+from tasks.evaluation.quantise.qdq import int8_operator, int8_to_time
+from tasks.measuring import operators as enumerate_stage
 from tasks.measuring import profile
-from tasks.measuring.in_network.cover import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
-from tasks.measuring.in_network.networks import WholeSubNet, ncnn_subnet, onnx_subnet
-from tasks.measuring.in_network.overhead import MeasuredLine, OperatorTimes, layer_overhead_ms, without_overhead
+from tasks.measuring.in_network import MeasuredLine, OperatorTimes, layer_overhead_ms, without_overhead
 from tasks.measuring.jobs import ncnn_job, onnx_job
-from tasks.measuring.plan import plan
-from tasks.prediction.correction import UNCORRECTED
-from tasks.prediction.latency import subnet_ms
+from tasks.measuring.networks import WholeSubNet, ncnn_subnet, onnx_subnet
+from tasks.measuring.operators import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
+from tasks.measuring.profile import plan
+from tasks.prediction.latency import UNCORRECTED, subnet_ms
 from tests.support.ir.networks import perturb
 
 SUBNET = MeasureSettings(warmup_ms=2.0, min_blocks=2, time_cap_ms=30.0, layers_ms=20.0, patience=0.0)

@@ -10,12 +10,12 @@ import torch
 
 import tailor_ir
 from tasks.base.errors import UserError
-from tasks.base.schemas.operators import ChosenImplementations
+from tasks.base.schemas.placed import ChosenImplementations
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import convert, convert_operators
-from tasks.evaluation.ncnn.files import NcnnFiles
-from tasks.evaluation.ncnn.kernels import (
+from tasks.evaluation.ncnn.files import (
     MASKS,
+    NcnnFiles,
     has_kernels,
     implementations,
     masks_of,

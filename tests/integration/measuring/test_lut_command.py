@@ -16,9 +16,10 @@ from flows.cli.lut import OPTIONS
 from flows.cli.words import LUT_ACTIONS
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks.base.progress import Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
-from tasks.measuring.lut import Entry, Lut, LutStore, parts
+from tasks.measuring.lut import Entry, Lut, LutStore
+from tasks.measuring.lut import table as lut_parts
 from tests.support.tables.lut_entries import DEVICE, LATE, entry, failed
 
 MEASURE = MeasureSettings(time_cap_ms=5.0, warmup_ms=0.5, min_blocks=1, patience=0.0)
@@ -97,7 +98,7 @@ def test_show_names_failures_and_entries_that_are_not_valid(store: Path, capsys:
     first, second, *_ = known.entries()
     known.append([failed(first.digest, measured_at=second.measured_at.replace("20", "21", 1))])
     row = next(row for row in LutStore(store).rows() if row["digest"] == second.digest and row["backend"] == "ncnn")
-    parts.write(known.folder, [row | {"p50_ms": -1.0, "measured_at": "2199-01-01T00:00:00+00:00"}])
+    lut_parts.write(known.folder, [row | {"p50_ms": -1.0, "measured_at": "2199-01-01T00:00:00+00:00"}])
     (one,) = lut(store, "show", f"store={store}", "devices=[ncnn]")["tables"]
     assert one["failures"] == [{"operator": "Conv", "digest": first.digest, "reason": failed("x").reason}]
     assert one["invalid"] == [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.base.errors import UserError
-from tasks.measuring.lut import Lut, LutStore, parts
+from tasks.measuring.lut import Lut, LutStore, table
 from tests.support.damage import DAMAGES, Damage, delete
 from tests.support.tables.lut_entries import DEVICE, EARLY, LATE, entry, failed
 
@@ -84,7 +84,7 @@ def test_processes_append_at_once_while_one_compacts_and_another_reads(tmp_path:
             assert child.stdout is not None
             child.stdout.close()
     assert digests(store) == {"first"} | {f"{n}-{i}-{j}" for n in "xy" for i in range(40) for j in range(5)}
-    assert parts.compact(tmp_path / DEVICE.name)[1] == 401
+    assert table.compact(tmp_path / DEVICE.name)[1] == 401
     assert len(list((tmp_path / DEVICE.name).glob("part-*"))) == 1  # killed compactors may leave a hidden one
 
 
@@ -134,7 +134,7 @@ def test_a_compaction_leaves_a_table_alone_in_which_a_part_is_damaged(tmp_path: 
     last.write_bytes(last.read_bytes()[:80])
     before = {path: path.read_bytes() for path in lut.folder.iterdir()}
     with pytest.raises(UserError, match=f"{last.name}.*cannot be read"):
-        parts.compact(lut.folder)
+        table.compact(lut.folder)
     assert {path: path.read_bytes() for path in lut.folder.iterdir()} == before
 
 
@@ -146,7 +146,7 @@ def test_a_compaction_removes_what_killed_writers_left_and_passes_over_files_tha
     young.write_bytes(b"")
     os.utime(old, (0, 0))
     gone.symlink_to("nowhere")  # listed, and not there when one looks
-    assert parts.compact(lut.folder) == (1, 1)
+    assert table.compact(lut.folder) == (1, 1)
     assert set(lut.folder.glob(".*")) == {young, gone}
     assert digests(LutStore(tmp_path)) == {"a"}
 
@@ -171,7 +171,7 @@ def test_a_source_without_a_table_or_with_a_bad_entry_is_refused_and_nothing_is_
     good.open(DEVICE).append([entry("a")])
     bad.open(DEVICE).append([entry("b")])
     row = bad.rows()[0]
-    parts.write(tmp_path / "bad" / DEVICE.name, [row | {"p50_ms": 0.0, "measured_at": LATE}])
+    table.write(tmp_path / "bad" / DEVICE.name, [row | {"p50_ms": 0.0, "measured_at": LATE}])
     with pytest.raises(UserError, match=r"LUT entry of Conv b: p50_ms = 0\.0"):
         here.merge([good, bad])
     with pytest.raises(UserError, match=r"nowhere': holds no look-up table; autotailor profile"):

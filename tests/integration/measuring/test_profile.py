@@ -16,7 +16,7 @@ import pytest
 import tailor_ir
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from tasks.base.progress import Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.lut import Lut, LutStore
 

@@ -7,7 +7,7 @@ import pytest
 
 from profiling_agents.client import AgentClient
 from tasks.base.progress import Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tests.integration.measuring.test_profile import QUICK
 

@@ -16,7 +16,7 @@ from profiling_agents.client import AgentBusyError, AgentClient, ModelJob
 from profiling_agents.messages import Measurement, MeasureSettings
 from tasks.base.artifacts import read_lines
 from tasks.base.progress import Bar, Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.fleet import Fleet
 from tests.support.agents import agent_processes as processes

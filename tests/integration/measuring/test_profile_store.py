@@ -10,11 +10,11 @@ from pyarrow import parquet
 from profiling_agents.client import AgentClient, MeasureSettings
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.lut import Lut, LutStore, now
-from tasks.measuring.plan import HANDLING_MS, plan
-from tasks.prediction import validate
+from tasks.measuring.profile import HANDLING_MS, plan
+from tasks.prediction import latency
 from tasks.prediction.settings import Settings as PredictSettings
 from tests.support.tables.lut_entries import rewrite
 
@@ -171,13 +171,13 @@ def test_a_predictor_refuses_a_table_of_another_build_and_one_that_lacks_operato
     first, _ = halves
     profile.run(settings, first, device, tmp_path / "one", Silent())
     with pytest.raises(UserError, match=r"has no entry for .* more; autotailor profile … profile\.remeasure"):
-        validate.run(PredictSettings(), supernet, tmp_path / "one", device, tmp_path, Silent())
+        latency.run(PredictSettings(), supernet, tmp_path / "one", device, tmp_path, Silent())
     assert settings.store is not None
     table = profile.open_table(settings, settings.store, device.capabilities())
     other = Lut(tmp_path / "other" / profile.LUT_FOLDER, replace(table.device, build="older"))
     other.append(table.entries())
     with pytest.raises(UserError, match=r"measured on another device \(build older, here .*autotailor profile"):
-        validate.run(PredictSettings(), supernet, tmp_path / "other", device, tmp_path, Silent())
+        latency.run(PredictSettings(), supernet, tmp_path / "other", device, tmp_path, Silent())
 
 
 def test_a_summary_is_json_and_says_how_operators_were_measured(

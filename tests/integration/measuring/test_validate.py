@@ -9,10 +9,10 @@ import pytest
 import tailor_ir
 from profiling_agents.client import AgentClient, MeasureSettings
 from tasks.base.progress import Silent
-from tasks.measuring import enumerate as enumeration
+from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.subnets import validation_configs
-from tasks.prediction import validate
+from tasks.prediction import latency
 from tasks.prediction.latency import LatencyPredictor
 from tasks.prediction.settings import Settings
 
@@ -32,14 +32,14 @@ def test_largest_smallest_and_random_subnets_are_measured_and_errors_stated(
     supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
 ) -> None:
     settings = Settings(random_subnets=6, fit_subnets=2, rounds=1, measure=QUICK)
-    result = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
+    result = latency.run(settings, supernet, profiled, device, tmp_path, Silent())
     rows = result["subnets"]
     assert [row["kind"] for row in rows] == ["largest", "smallest"] + ["random"] * 6
     assert [row["used_for"] for row in rows] == ["fit"] * 4 + ["held out"] * 4
     assert (result["fit"]["n"], result["held_out"]["n"]) == (4, 4)
-    assert json.loads((tmp_path / validate.VALIDATION_FILE).read_text()) == result
+    assert json.loads((tmp_path / latency.LATENCY_VALIDATION_FILE).read_text()) == result
     net = tailor_ir.load(supernet)
-    predictor = LatencyPredictor.load(tmp_path / validate.LATENCY_FILE)
+    predictor = LatencyPredictor.load(tmp_path / latency.LATENCY_FILE)
     predicted = predictor.predict(net.space.encode([row["config"] for row in rows]))
     np.testing.assert_allclose(predicted, [row["predicted_ms"] for row in rows], rtol=1e-12, atol=0)
     assert result["correction"] == predictor.correction.model_dump()
@@ -53,8 +53,8 @@ def test_measured_subnets_are_not_measured_again(
     supernet: Path, device: AgentClient, profiled: Path, tmp_path: Path
 ) -> None:
     settings = Settings(random_subnets=4, fit_subnets=1, rounds=1, measure=QUICK)
-    first = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
-    again = validate.run(settings, supernet, profiled, device, tmp_path, Silent())
+    first = latency.run(settings, supernet, profiled, device, tmp_path, Silent())
+    again = latency.run(settings, supernet, profiled, device, tmp_path, Silent())
     assert again == first
 
 

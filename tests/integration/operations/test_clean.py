@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from flows.storage.cleaning.folders import FolderCleaner
-from flows.storage.cleaning.references import LIST_FILE, StageList
+from flows.storage.cleaning import FolderCleaner
+from flows.storage.sharing import LIST_FILE, StageList
 from tasks.base.artifacts import Store, set_aside, write_bytes
 from tasks.base.errors import UserError
 from tasks.operations.nightly import History, StageNight
@@ -99,7 +99,7 @@ def test_what_killed_runs_and_damage_have_left_goes_once_it_is_old(
 RUN = """
 import sys
 from pathlib import Path
-from flows.machine.locks import only_run
+from flows.machine import only_run
 from tasks.base.artifacts import Store, append_line
 with only_run(Path(sys.argv[1])):
     folder = Store(Path(sys.argv[1]) / "stages").open_stage("finetune", sys.argv[2])

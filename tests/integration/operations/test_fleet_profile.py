@@ -21,16 +21,22 @@ from profiling_agents.client import AgentError, MeasureSettings
 from profiling_agents.messages import Measurement, Timing
 from tailor_ir import OperatorFeature
 from tasks.base.progress import Silent
-from tasks.base.schemas.operators import OPERATORS_FILE
+from tasks.base.schemas.placed import OPERATORS_FILE
 from tasks.measuring import profile
-from tasks.measuring.enumerate import write_operators
 from tasks.measuring.lut import LutStore
-from tasks.operations.fleet.profiling.asking import RelayAccess
-from tasks.operations.fleet.profiling.deal import deal
-from tasks.operations.fleet.profiling.settings import FleetProfileSettings
-from tasks.operations.fleet.profiling.sharing import FleetProfile, ProfiledKind, profile_fleet
-from tasks.operations.fleet.profiling.verdicts import judge, middle, references
-from tasks.operations.fleet.registry import list_devices
+from tasks.measuring.operators import write_operators
+from tasks.operations.fleet.devices import list_devices
+from tasks.operations.fleet.profiling import (
+    FleetProfile,
+    ProfiledKind,
+    RelayAccess,
+    deal,
+    judge,
+    middle,
+    profile_fleet,
+    references,
+)
+from tasks.operations.fleet.settings import FleetProfileSettings
 from tests.support.agents import agent_models as models
 from tests.support.fleet.served_registry import RELAY_TOKEN, ServedRegistry
 from tests.support.ir.networks import small_net

@@ -11,8 +11,8 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, SIGNATURE_FILE, signature
 from adaptive_runtime.cli import main
 from adaptive_runtime.fleet import FleetMember, RequestCounter, RequestSums, ServedSums, Telemetry
-from tasks.operations.fleet.registry import BundleStore, list_devices
-from tasks.operations.fleet.registry.tables import devices, telemetry
+from tasks.operations.fleet.devices import BundleStore, list_devices
+from tasks.operations.fleet.registry import devices, telemetry
 from tests.support.fleet.served_registry import ASKED, ServedRegistry
 
 KEY = b"a secret of exporter and device"

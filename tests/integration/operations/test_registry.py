@@ -11,24 +11,22 @@ import pytest
 from adaptive_runtime.bundle.bundles import SIGNATURE_FILE
 from adaptive_runtime.fleet import RequestSums, Telemetry
 from tasks.base.errors import UserError
-from tasks.operations.fleet.registry import (
+from tasks.operations.fleet.decision import draw_stage
+from tasks.operations.fleet.devices import (
     BundleStore,
-    Registry,
-    begin,
+    EnrolmentRefused,
     bundle_named,
+    can_enrol,
     enrol,
     find_device,
-    go_on,
     list_devices,
-    list_rollouts,
     new_enrolment,
-    record,
     remove_device,
-    stop,
+    signature_of,
 )
-from tasks.operations.fleet.registry.bundles import signature_of
-from tasks.operations.fleet.registry.devices import EnrolmentRefused, can_enrol
-from tasks.operations.fleet.rollout import LossLimits, RolloutSettings, draw_stage
+from tasks.operations.fleet.registry import Registry
+from tasks.operations.fleet.rollouts import begin, go_on, list_rollouts, record, stop
+from tasks.operations.fleet.settings import LossLimits, RolloutSettings
 from tests.support.fleet.told_fleet import ASKED, SETTINGS, WINDOW_S, ToldFleet
 
 

@@ -10,18 +10,9 @@ from sqlalchemy import delete, text
 
 from adaptive_runtime.fleet import RequestSums, Telemetry
 from tasks.base.errors import UserError
-from tasks.operations.fleet.registry import (
-    BundleStore,
-    Registry,
-    advance,
-    begin,
-    enrol,
-    list_devices,
-    list_rollouts,
-    new_enrolment,
-    record,
-)
-from tasks.operations.fleet.registry.tables import metadata, schema
+from tasks.operations.fleet.devices import BundleStore, enrol, list_devices, new_enrolment
+from tasks.operations.fleet.registry import Registry, metadata, schema
+from tasks.operations.fleet.rollouts import advance, begin, list_rollouts, record
 from tests.support.agents.agent_processes import soon
 from tests.support.fleet.served_registry import served_registry
 from tests.support.fleet.told_fleet import ASKED, SETTINGS, WINDOW_S, ToldFleet

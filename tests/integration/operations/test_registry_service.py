@@ -207,7 +207,7 @@ def test_the_commands_of_a_fleet_keep_tokens_in_a_private_file(
 
 @pytest.mark.long
 def test_the_defaults_in_conf_are_those_of_the_registry() -> None:
-    from flows.cli.fleet.config import FleetConfig
+    from flows.cli.fleet import FleetConfig
     from flows.config.compose import compose_config
     from flows.config.validate import validate
 

@@ -18,8 +18,8 @@ from tailor_ir.subnets.prefixes import Prefixes
 from tasks.base.artifacts import read_lines
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load
-from tasks.evaluation.statistics import KnownStatistics
 from tasks.evaluation.subnets import Accuracy, accuracies, accuracy, statistics_of
+from tasks.evaluation.subnets.images import KnownStatistics
 from tests.support import SUPPORT
 from tests.support.predict.evaluation_process import candidates, evaluate, images, network
 

@@ -18,16 +18,15 @@ from pydantic import ValidationError
 
 import tailor_ir
 from flows.config import EvaluateSettings
-from flows.pipeline.workers import cluster
+from flows.pipeline.workers import cluster, evaluate
 from flows.pipeline.workers.cluster import DaskWorkers
-from flows.pipeline.workers.process import evaluate
 from tasks.base.artifacts import digest_of, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.evaluation.batches import EvaluationBatch, evaluate_batch
 from tasks.evaluation.quantise import Int8
-from tasks.evaluation.quantise.settings import Settings as QuantiseSettings
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, lines, together
+from tasks.evaluation.settings import Settings as QuantiseSettings
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, evaluations
 from tests.support.ports import free_port
 from tests.support.predict.evaluation_process import candidates, images, network
 
@@ -82,7 +81,7 @@ def test_two_processes_give_the_accuracies_of_one_to_the_last_digit(
         return submit(client, *words, **options)
 
     monkeypatch.setattr(Client, "submit", recorded)
-    monkeypatch.setattr(lines, "evaluated_here", None)
+    monkeypatch.setattr(evaluations, "evaluated_here", None)
     assert accuracies(net, configs, data_for(workers), tmp_path / "first.jsonl", Silent()) == here
     assert [type(one.correct) for one in here] == [int] * len(here)
     assert len({one.loss for one in here}) > 10
@@ -111,7 +110,7 @@ def test_other_splits_and_int8_are_evaluated_as_here(
 def test_the_batch_of_a_worker_that_dies_is_done_again(
     net: tailor_ir.SuperNet, here: list[Accuracy], workers: DaskWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "MOST_TOGETHER", 3)
+    monkeypatch.setattr(evaluations, "MOST_TOGETHER", 3)
     configs = {net.space.digest(config): config for config in candidates(net, RANDOM)}
     pids = set(workers.connect().run(os.getpid).values())
     assert len(pids) == 2
@@ -187,7 +186,7 @@ def test_a_scheduler_that_ends_is_one_line_and_what_is_evaluated_is_kept(
 ) -> None:
     port, configs, file = free_port(), candidates(net, RANDOM), tmp_path / "evaluated.jsonl"
     where = f"dask://127.0.0.1:{port}"
-    monkeypatch.setattr(together, "MOST_TOGETHER", 2)
+    monkeypatch.setattr(evaluations, "MOST_TOGETHER", 2)
     monkeypatch.setattr(cluster, "CONNECT_S", float(LIMIT_S))
     with (
         DaskWorkers(EvaluateSettings(workers=where)) as nobody,

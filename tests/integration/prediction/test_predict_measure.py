@@ -19,8 +19,7 @@ from tasks.base.progress import Bar, Silent
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import ConversionLimits
 from tasks.measuring import subnets as measure
-from tasks.measuring.calm import Calm, TimedLine
-from tasks.measuring.jobs import onnx_job
+from tasks.measuring.jobs import Calm, TimedLine, onnx_job
 from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, validation_configs
 
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4, patience=0.0)

@@ -6,7 +6,7 @@ import tailor_ir
 from profiling_agents.client import local_agent
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports
-from tasks.base.schemas.operators import OWN_CHOICES
+from tasks.base.schemas.placed import OWN_CHOICES
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.measuring.profile import Settings as ProfileSettings

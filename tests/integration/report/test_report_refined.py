@@ -13,15 +13,15 @@ from tasks import export, report, search
 from tasks.base.artifacts import read_json
 from tasks.base.pages.text import milliseconds, percent, size
 from tasks.base.progress import Silent
-from tasks.base.schemas.candidates import MEASURED_FILE, Candidates
-from tasks.base.schemas.front import Front, Replaced
+from tasks.base.schemas.winners import MEASURED_FILE, Candidates, Front, Replaced
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
-from tasks.prediction import sensitivity, validate
+from tasks.prediction import latency as latency_stage
+from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
 from tasks.report.page import render
-from tasks.report.refined import refinement
+from tasks.report.parts import refinement
 from tasks.search import refine
 from tests.support.report.browser import BROWSER, DRIVER, opened
 from tests.support.report.fixtures import PREDICT, QUICK
@@ -36,7 +36,7 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
     (device,) = sources.devices
     refined, exported = tmp_path_factory.mktemp("refined"), tmp_path_factory.mktemp("exported")
     settings = refine.Settings(candidates=2)
-    latency = LatencyPredictor.load(device.latency / validate.LATENCY_FILE)
+    latency = LatencyPredictor.load(device.latency / latency_stage.LATENCY_FILE)
     accuracy = AccuracyPredictor.load(sources.sensitivities / sensitivity.SENSITIVITIES_FILE)
     data = DataSettings(kind="digits", workers=1)
     splits = load_splits(data)

@@ -18,8 +18,7 @@ from tasks.base.schemas.results import (
     JoinResult,
     WatchedSubNets,
 )
-from tasks.prediction.latency import LatencyPredictor
-from tasks.prediction.validate import LATENCY_FILE
+from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor
 from tasks.report import PretrainingSources, Settings, Sources, training
 from tasks.report.gather import gather
 from tasks.report.page import MOST_STEPS, render

@@ -21,16 +21,15 @@ from tasks import search
 from tasks.base.artifacts import SubNetStore, read_json, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.base.schemas.baselines import Baselines
 from tasks.base.schemas.stored import StageResult
+from tasks.base.schemas.winners import Baselines
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.ncnn.conversion import ConversionLimits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy, count_correct, recalibrate_module
 from tasks.measuring.subnets import SubNetMeter
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.settings import Settings as PredictSettings
 from tasks.prediction.sums import Sums
 from tasks.search import baselines
@@ -265,6 +264,6 @@ def test_files_for_other_images_or_classes_are_refused(case: Case, tmp_path: Pat
 
     train = load_splits(DATA)["train"]
     with pytest.raises(UserError, match="gives 7 outputs; allowed: 10"):
-        baselines.networks.frozen(of(7, 32), train, tmp_path / "a")
+        baselines.subnets.frozen(of(7, 32), train, tmp_path / "a")
     with pytest.raises(UserError, match="takes 3x48x48; allowed: 3x32x32, the data's images"):
-        baselines.networks.frozen(of(10, 48), train, tmp_path / "b")
+        baselines.subnets.frozen(of(10, 48), train, tmp_path / "b")

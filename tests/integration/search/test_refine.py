@@ -28,9 +28,8 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.measuring.subnets import SubNetMeter
 from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
+from tasks.prediction.resources import MemoryPredictor
 from tasks.prediction.settings import Settings as PredictSettings
 from tasks.prediction.sums import Sums, parameter_sums
 from tasks.search import refine

@@ -12,13 +12,11 @@ from pydantic import ValidationError
 
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.search.descent import beam_descent, fastest
-from tasks.search.feasible import LATENCY, Cost
-from tasks.search.genetic import repair, search
+from tasks.search.feasibility import LATENCY, Cost, beam_descent, fastest
+from tasks.search.genetic import around, repair, search
 from tasks.search.methods import Genetic, Method
 from tasks.search.nsga2 import Nsga2
 from tasks.search.problem import Codes, Problem, Scores, neighbours, uniform_codes
-from tasks.search.rebalance import around
 from tasks.search.settings import Settings
 from tasks.search.stage import LEAST_BUDGET, find_winners
 from tests.support import examples

@@ -9,11 +9,11 @@ import pytest
 from tests.support.docs.documents import ROOT
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxruntime", "plotly", "matplotlib", "sklearn", "pymoo")
-TABLE = "from flows.pipeline.stages.table import PIPELINE, ADAPTATION"
+TABLE = "from flows.pipeline.stages import PIPELINE, ADAPTATION"
 
 
 @pytest.mark.few("import flows.cli.commands")
-@pytest.mark.parametrize("code", [TABLE, "import flows.cli.commands", "import flows.pipeline.flow"])
+@pytest.mark.parametrize("code", [TABLE, "import flows.cli.commands", "import flows.pipeline.tailoring"])
 def test_the_table_of_stages_and_the_commands_need_no_library_that_trains_measures_or_draws(code: str) -> None:
     script = f"import sys\n{code}\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

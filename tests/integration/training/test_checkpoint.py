@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.device import fitting_processes
+from tasks.training.finetune.launcher import fitting_processes
 from tasks.training.finetune.loop import learning_rate, make_optimiser
 from tasks.training.finetune.settings import Settings, TrainSettings
 from tests.support.damage import DAMAGES, Damage, delete

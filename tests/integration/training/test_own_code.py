@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flows.pipeline.stages.inputs import model_key
+from flows.pipeline.stages.spec import model_key
 from tasks.base.errors import UserError
 from tasks.data.samples import image_form
 from tasks.evaluation.models import ModelSettings, create
@@ -89,7 +89,7 @@ def test_networks_of_the_presets_are_those_of_the_house(project: Path) -> None:
     """Where the working folder has a folder `conf`, as here, with configs or with code of the user's."""
     for text in ("", "x = 1\n"):
         (project / "conf" / "own.py").write_text(text)
-        settings = ModelSettings(kind="callable", name="conf.networks.proxyless:network")
+        settings = ModelSettings(kind="callable", name="conf.networks.once_for_all:proxyless")
         model = create(settings, 10, image_form(3, 32))
         assert type(model).__module__.startswith(("torch", "conf.networks"))
 

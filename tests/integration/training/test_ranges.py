@@ -16,8 +16,7 @@ from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.training import compile as compile_stage
 from tasks.training import finetune
 from tasks.training.finetune import checkpoint, ranges
-from tasks.training.finetune.job import Job
-from tasks.training.finetune.phases import TrainingPhase
+from tasks.training.finetune.job import Job, TrainingPhase
 from tests.support.finetune.one_rank import train_here
 
 DIGITS = DataSettings(kind="digits", augment=False)

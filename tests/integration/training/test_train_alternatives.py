@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tailor_ir.subnets.branches import Branches
+from tailor_ir.subnets.elastic import Branches
 from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
@@ -22,12 +22,10 @@ from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.training import compile as compile_stage
 from tasks.training import finetune
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.job import Job
-from tasks.training.finetune.losses import distance
-from tasks.training.finetune.networks.branches import draw_branches
-from tasks.training.finetune.networks.frozen import FrozenOriginal
-from tasks.training.finetune.networks.sampling import sample_roles, with_alternatives
-from tasks.training.finetune.phases import REFINING, phases_of, split_epochs
+from tasks.training.finetune.job import REFINING, Job, phases_of, split_epochs
+from tasks.training.finetune.networks.record import FrozenOriginal
+from tasks.training.finetune.networks.supernet import draw_branches, sample_roles, with_alternatives
+from tasks.training.finetune.numerics import distance
 from tests.support.finetune.listener import Listener
 from tests.support.finetune.one_rank import killed_at, train_here
 from tests.support.finetune.small_training import MODEL

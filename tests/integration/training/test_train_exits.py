@@ -20,11 +20,8 @@ from tasks.data import DataSettings
 from tasks.training import compile as compile_stage
 from tasks.training import finetune
 from tasks.training.finetune import checkpoint
-from tasks.training.finetune.job import Job
-from tasks.training.finetune.networks.exits.course import Course, ExitRunner
-from tasks.training.finetune.networks.exits.judges import BestExit, PartTraining, StageJudge
-from tasks.training.finetune.networks.exits.opening import joint_roles
-from tasks.training.finetune.phases import TrainingPhase, phases_of
+from tasks.training.finetune.job import Job, TrainingPhase, phases_of
+from tasks.training.finetune.networks.exits import BestExit, Course, ExitRunner, PartTraining, StageJudge, joint_roles
 from tasks.training.finetune.settings import ExitTraining
 from tests.support.finetune.listener import Listener
 from tests.support.finetune.one_rank import killed_at, train_here
@@ -162,7 +159,7 @@ def test_all_exits_are_trained_in_one_pass(compiled: Path, tmp_path: Path) -> No
             return super().forward(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.training.finetune.networks.exits.opening.ExitRunner", Counted)
+        patch.setattr("tasks.training.finetune.networks.exits.ExitRunner", Counted)
         job = job_of(compiled, tmp_path / "run", settings(strategy="joint"), steps=3)
         train_here(job)
     assert passes == [len(EXITS)] * 3 * 2

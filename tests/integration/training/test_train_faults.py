@@ -18,9 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tasks.base.artifacts import read_lines
-from tasks.base.errors import UserError
+from tasks.base.errors import UserError, is_out_of_memory
 from tasks.base.progress import Silent
-from tasks.base.shortage import is_out_of_memory
 from tasks.data import DataSettings
 from tasks.training import base_network as base
 from tasks.training.finetune.checkpoint import finished_steps

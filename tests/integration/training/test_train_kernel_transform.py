@@ -20,8 +20,8 @@ from tasks.training.finetune import checkpoint
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.launcher import launch
 from tasks.training.finetune.loop import make_optimiser
-from tasks.training.finetune.mixing import Mixing
 from tasks.training.finetune.networks import TrainableSuperNet
+from tasks.training.finetune.settings import Mixing
 from tests.support.finetune.one_rank import train_here
 
 DIGITS = DataSettings(kind="digits")

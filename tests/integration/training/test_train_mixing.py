@@ -13,8 +13,8 @@ from tasks.evaluation.models import ModelSettings
 from tasks.training import compile as compile_stage
 from tasks.training import finetune
 from tasks.training.finetune.job import Job
-from tasks.training.finetune.losses import loss_of
-from tasks.training.finetune.mixing import Mixing, mix
+from tasks.training.finetune.numerics import loss_of
+from tasks.training.finetune.settings import Mixing, mix
 from tests.support.finetune.one_rank import train_here
 
 DIGITS = DataSettings(kind="digits")

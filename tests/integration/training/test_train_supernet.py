@@ -16,7 +16,7 @@ from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy
 from tasks.training import compile as compile_stage
 from tasks.training import finetune
 from tasks.training.finetune.job import Job
-from tasks.training.finetune.networks.sampling import compound, progressive, sample_roles
+from tasks.training.finetune.networks.supernet import compound, progressive, sample_roles
 from tests.support.finetune.one_rank import train_here
 from tests.support.finetune.small_training import MODEL
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.training.finetune.watchdog import GAP_S, Phase, Sign, Silences
+from tasks.training.finetune.ranks import GAP_S, Phase, Sign, Silences
 
 
 def seconds(signs: list[list[Sign]], times_s: list[float], *, is_alone: bool = True) -> list[float]:

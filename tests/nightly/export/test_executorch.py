@@ -15,13 +15,12 @@ from tasks import export
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
+from tasks.evaluation import conversion
 from tasks.evaluation.conversion import ConversionError, ConversionLimits
-from tasks.evaluation.executorch import conversion
 from tasks.evaluation.executorch.programs import operator_jobs, subnet_jobs
 from tasks.evaluation.subnets import EvaluationData
 from tasks.measuring import profile
-from tasks.measuring.in_network.networks import WholeSubNet
-from tasks.measuring.in_network.order import ForeignLayersError, by_order
+from tasks.measuring.networks import ForeignLayersError, WholeSubNet, by_order
 from tests.support.fronts import write_front
 from tests.support.hidden_modules import hide
 from tests.support.ir.networks import perturb

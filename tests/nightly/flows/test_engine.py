@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports
-from tasks.measuring.runtime_options.chosen import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 from tests.support.flows.fixtures import Command
 from tests.support.flows.text_run import UNTUNED
 

@@ -9,7 +9,7 @@ import pytest
 from flows.cli import main
 from flows.pipeline.workers.cluster import DaskWorkers
 from tailor_ir import Config, SuperNet
-from tasks.evaluation.subnets import EvaluationData, FinishedSubNets, lines
+from tasks.evaluation.subnets import EvaluationData, FinishedSubNets, evaluations
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 from tests.support.ports import refusing_port
@@ -32,7 +32,7 @@ def test_predictors_candidates_and_exports_are_evaluated_by_workers(
     here = command("predict", *changes)["stages"][0]
     with monkeypatch.context() as patch:
         patch.setattr(DaskWorkers, "evaluated", recorded)
-        patch.setattr(lines, "evaluated_here", None)
+        patch.setattr(evaluations, "evaluated_here", None)
         assert command("predict", *changes, "evaluate.workers=1")["stages"][0]["cached"], "in no key"
         command("export", *changes, "predict.validation_images=48", "evaluate.workers=1")
     (sensitivities, checked, *others), exported = (

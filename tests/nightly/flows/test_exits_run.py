@@ -10,7 +10,7 @@ import pytest
 
 from adaptive_runtime.bundle.chains import ExitChain
 from adaptive_runtime.exits import NO_EXIT, Decider, ExitTable, Thresholds
-from tasks.base.schemas.front import FRONT_FILE, Front
+from tasks.base.schemas.winners import FRONT_FILE, Front
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import Policies

@@ -8,8 +8,7 @@ import pytest
 
 from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
 from flows.cli import main
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.placed import JointFront
+from tasks.base.schemas.placed import ChosenSubNet, JointFront
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 

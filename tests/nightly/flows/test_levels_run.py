@@ -7,7 +7,7 @@ import pytest
 
 import adaptive_runtime
 from adaptive_runtime.bundle.bundles import OpenBundle
-from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.model.variants import BundleVariants
 from flows.cli.commands import foresee
 from flows.config import AdaptConfig
 from flows.config.compose import compose_config

@@ -16,9 +16,9 @@ from mlflow import MlflowClient
 from flows.cli import main
 from flows.cli.entry import BAD_INPUT, REGRESSED
 from flows.config import RunConfig
-from flows.operations.nightly.causes import changed_inputs, changed_stages
-from flows.operations.nightly.message import EVENT
-from flows.operations.nightly.working import concluded
+from flows.operations.nightly import EVENT
+from flows.operations.nightly.night import concluded
+from flows.operations.nightly.record import changed_inputs, changed_stages
 from tasks.operations.nightly import Finding, History, Night
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command

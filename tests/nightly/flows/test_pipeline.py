@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from flows.pipeline.pages import facts
+from flows.pipeline import pages
 from flows.pipeline.pages.tables import front_rows
 from tasks.base.artifacts import read_json, read_lines
 from tasks.base.pages.text import milliseconds, percent
-from tasks.base.schemas.baselines import Baselines, Compared
-from tasks.base.schemas.front import Front
+from tasks.base.schemas.winners import Baselines, Compared, Front
 from tests.support.flows.fixtures import Command
 from tests.support.flows.pipeline import _worked
 
@@ -56,7 +55,7 @@ def test_refinement_measures_candidates_and_exports_what_it_chose(finished: dict
     assert front["refinement"]["measured"] > len({row["digest"] for row in front["winners"]})
     chosen = [row["digest"] for row in changed["devices"][0]["winners"]]
     assert chosen == [row["digest"] for row in front["winners"]]
-    told, kept = facts.refined(known), sum(row["within_budget"] for row in front["winners"])
+    told, kept = pages.refined(known), sum(row["within_budget"] for row in front["winners"])
     assert told["candidates measured"] == str(front["refinement"]["measured"])
     assert told["within budget"] == f"{kept} of {len(front['winners'])}"
     assert [row["measured"] for row in front_rows(known)] == [milliseconds(r["measured_ms"]) for r in front["winners"]]
@@ -78,6 +77,6 @@ def test_baselines_are_trained_evaluated_and_timed_after_everything_else(
     fronts = command.output.glob("stages/search/onnxruntime/*/front.json")
     searched = [[row["digest"] for row in read_json(file)["winners"]] for file in fronts]
     assert [row["digest"] for row in found["winners"]] in searched
-    assert facts.compared(Compared.read(compared))["within budget"] == percent(found["within_budget"])
+    assert pages.compared(Compared.read(compared))["within budget"] == percent(found["within_budget"])
     (chosen,) = command.output.glob("stages/baselines/*/baselines.json")
-    assert "siblings 1" in facts.baselines(Baselines.read(chosen))["of"]
+    assert "siblings 1" in pages.baselines(Baselines.read(chosen))["of"]

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from flows.operations.deployments.schema import DEVICES
+from flows.operations.deployments import DEVICES
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import Server, stop, wait_for
 from tests.support.flows.tiny import TINY

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.machine.locks import in_turn
+from flows.machine import in_turn
 from flows.machine.server import DATABASE, start_server, wait_until_ready
 
 HELD_S = 8.0

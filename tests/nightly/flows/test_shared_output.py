@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from flows.storage.address import local_folder
+from flows.storage import local_folder
 from flows.storage.objects import open_objects
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command

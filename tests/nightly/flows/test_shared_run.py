@@ -265,7 +265,7 @@ NIGHT = """
 from pathlib import Path
 from prefect import flow
 from flows.config import RunConfig
-from flows.operations.nightly.message import tell
+from flows.operations.nightly import tell
 from tests.support.nights.made_nights import nights
 
 @flow

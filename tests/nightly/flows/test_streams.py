@@ -12,12 +12,12 @@ from flows.cli.arguments import parse
 from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import config_groups, validate
-from flows.operations.deployments import form
+from flows.operations import deployments
+from flows.pipeline.stages import PIPELINE
 from flows.pipeline.stages.streams import STREAM
-from flows.pipeline.stages.table import PIPELINE
 from flows.pipeline.stages.walk import rows
-from tasks.base.schemas.front import FRONT_FILE, Front
-from tasks.base.schemas.streams import StreamedNetwork
+from tasks.base.schemas.results import StreamedNetwork
+from tasks.base.schemas.winners import FRONT_FILE, Front
 from tests.support.flows.fixtures import Command
 
 WORDS = (
@@ -58,13 +58,13 @@ def test_a_subnet_of_a_search_is_played_for_each_device() -> None:
 
 
 def test_fields_of_the_form_are_words_of_the_command_line() -> None:
-    fields = form.stream_words("mixed", ["source", "guarded"], ["largest", "2ms"])
-    found = validate(RunConfig, form.composed("config", fields, ["drift.seed=3"], None))
+    fields = deployments.stream_words("mixed", ["source", "guarded"], ["largest", "2ms"])
+    found = validate(RunConfig, deployments.composed("config", fields, ["drift.seed=3"], None))
     assert found == config_of(
         "drift=mixed", "stream.methods=[source,guarded]", "stream.subnets=[largest,2ms]", "drift.seed=3"
     )
-    empty = form.stream_words(form.DEFAULT_DRIFT, [], [])
-    assert validate(RunConfig, form.composed("config", empty, [], None)) == config_of()
+    empty = deployments.stream_words(deployments.DEFAULT_DRIFT, [], [])
+    assert validate(RunConfig, deployments.composed("config", empty, [], None)) == config_of()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.alternatives.least_squares.last_layer import find_last_layer
-from tailor_ir.subnets.branches import Branches
+from tailor_ir.alternatives.fitting import find_last_layer
+from tailor_ir.subnets.elastic import Branches
 from tests.support.ir import first_weights
 from tests.support.ir.first_weights import errors_of, images
 from tests.support.ir.networks import from_timm, perturb

@@ -12,8 +12,7 @@ from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 from torchvision.models.detection.ssdlite import SSDLiteHead
 
-from adaptive_runtime.samples.boxes import SSDLITE, DetectionHead
-from adaptive_runtime.samples.boxes.anchors import Size
+from adaptive_runtime.samples.boxes import SSDLITE, DetectionHead, Size
 
 CLASSES = 5
 """The background among them."""

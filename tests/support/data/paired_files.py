@@ -10,7 +10,7 @@ from PIL import Image
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.drawn.glyph_pairs import open_noisy_glyphs, open_small_glyphs
+from tasks.data.drawn.glyphs import open_noisy_glyphs, open_small_glyphs
 
 WIDTH, HEIGHT, SIDE = 40, 30, 20
 """Of pictures, and of what networks see of them."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest, CalibrationSample, FileFacts
-from adaptive_runtime.bundle.bundles.calibration import CALIBRATION_FILE
+from adaptive_runtime.bundle.bundles.bundle import CALIBRATION_FILE
 from tailor_ir import SuperNet
 from tasks.deploy import Settings
 from tasks.deploy.device_side.service import Service

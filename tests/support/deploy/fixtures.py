@@ -7,7 +7,7 @@ import torch
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tasks.deploy.wheel import build_wheel
+from tasks.deploy.deployment import build_wheel
 from tests.support.deploy.deployments import write_bundle
 from tests.support.ir.networks import small_net
 

@@ -17,15 +17,14 @@ import flows.cli.stress
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
-from adaptive_runtime.samples.texts import Vocabulary
-from adaptive_runtime.samples.texts.vocabulary import FIRST_WORD
+from adaptive_runtime.samples.inputs import FIRST_WORD, Vocabulary
 from flows.cli import main
 from flows.cli.arguments import parse
 from flows.config import AdaptConfig, RunConfig
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
-from profiling_agents.serving.puller import check_relay
+from profiling_agents.serving.server import check_relay
 from tasks.data import DataSettings, load
 from tasks.data.problems import problem_named
 from tasks.data.samples import AnyForm, form_of
@@ -113,7 +112,7 @@ def assert_service_would_start(words: Sequence[str], monkeypatch: pytest.MonkeyP
         file.chmod(0o600)
     started: list[Any] = []
 
-    def remember_agent(options: profiling_agents.serving.options.ServerOptions) -> None:
+    def remember_agent(options: profiling_agents.serving.capabilities.ServerOptions) -> None:
         check_bind(options.network)
         if options.pull:
             check_relay(options.pull, options.network)

@@ -13,11 +13,11 @@ from torch import distributed, nn
 
 from tailor_ir import SuperNet
 from tasks.data import load
-from tasks.data.batches import Inputs, answers
+from tasks.data.source import Inputs, answers
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.loop import Trainer
-from tasks.training.finetune.losses import loss_of
 from tasks.training.finetune.networks import Forward, Judge, Role
+from tasks.training.finetune.numerics import loss_of
 from tasks.training.finetune.settings import TrainSettings
 
 

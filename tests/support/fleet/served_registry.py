@@ -11,7 +11,8 @@ from typing import NamedTuple
 import httpx
 
 from adaptive_runtime.fleet import EnrolAsked, Enrolled
-from tasks.operations.fleet.registry import BundleStore, Registry, new_enrolment
+from tasks.operations.fleet.devices import BundleStore, new_enrolment
+from tasks.operations.fleet.registry import Registry
 
 RELAY_TOKEN = "token-of-those-who-measure"
 ASKED = EnrolAsked(name="kitchen", kind="camera", fingerprint="ab" * 32)

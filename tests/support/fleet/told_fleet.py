@@ -3,8 +3,10 @@
 import numpy as np
 
 from adaptive_runtime.fleet import EnrolAsked, RequestSums, Telemetry
-from tasks.operations.fleet.registry import Registry, advance, begin, enrol, list_devices, new_enrolment, record
-from tasks.operations.fleet.rollout import RolloutSettings
+from tasks.operations.fleet.devices import enrol, list_devices, new_enrolment
+from tasks.operations.fleet.registry import Registry
+from tasks.operations.fleet.rollouts import advance, begin, record
+from tasks.operations.fleet.settings import RolloutSettings
 
 WINDOW_S = 100.0
 SETTINGS = RolloutSettings(

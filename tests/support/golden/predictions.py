@@ -8,8 +8,7 @@ from tailor_ir import OperatorFeature, SuperNet
 from tasks.evaluation.subnets import Accuracy
 from tasks.measuring.lut import DeviceKey, Entry, Lut
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 
 IMAGES = 10_000
 DEVICE = DeviceKey(backend="onnxruntime", build="golden", precision="fp32", threads=1, fingerprint="golden")

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
 from tests.support.ir.networks import perturb, small_net
 
 

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tailor_ir.alternatives.ghost import ghosts, paired
-from tailor_ir.alternatives.grouped import diagonal
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
-from tailor_ir.alternatives.separable import separated
+from tailor_ir.alternatives.convolutions import diagonal, ghosts, paired, separated
+from tailor_ir.alternatives.least_squares import ReplacedLayer
 from tailor_ir.graph import Node
-from tailor_ir.subnets.branches import Branches
+from tailor_ir.subnets.elastic import Branches
 
 CONV = Node(name="conv", op="Conv", inputs=("x", "w"), outputs=("y",))
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.reading.inputs import GivenExample
-from tailor_ir.spaces.variables import Choice
-from tailor_ir.subnets.cuts import make_cut
+from tailor_ir.spaces.selectors import Choice
+from tailor_ir.subnets.plans import make_cut
 from tests.support import examples
 
 ORIGINAL_TOLERANCE = 2e-5  # relative to the largest value, fp32

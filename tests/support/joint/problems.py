@@ -13,7 +13,7 @@ from solvers.partition import PartitionConditions
 from solvers.tables import Codes
 from tailor_ir import NetworkPieces, OperatorFeature, SuperNet, find_pieces
 from tasks.evaluation.subnets import Accuracy
-from tasks.placement.joint import JointSearch, JointSpace, JointTerms
+from tasks.placement.joint_problem import JointSearch, JointSpace, JointTerms
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.search.settings import Settings
 from tests.support.ir.networks import small_net

@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.split import SplitSubNet
-from adaptive_runtime.offload.split.home import HomeSegments
+from adaptive_runtime.offload.split.segments import HomeSegments
 from profiling_agents.messages import (
     HOME_MESSAGES,
     STREAM_PROTOCOL,
@@ -26,9 +26,8 @@ from profiling_agents.messages import (
     Welcome,
     coded_bytes,
 )
-from profiling_agents.serving.segments.giving import GivingValues
-from profiling_agents.streams.activations import decoded_all, encoded
-from profiling_agents.streams.wire import FrameReader, FrameWriter, StreamEndError, StreamError
+from profiling_agents.serving.giving import GivingValues
+from profiling_agents.streams import FrameReader, FrameWriter, StreamEndError, StreamError, decoded_all, encoded
 
 Arrays = list[np.ndarray]
 Answer = Callable[["HostileDevice", RanSegments, bytes], Any]

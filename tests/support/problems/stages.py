@@ -16,14 +16,15 @@ from profiling_agents.messages import MeasureSettings
 from tasks import export, report, search
 from tasks.base.artifacts import Store
 from tasks.base.progress import Silent
-from tasks.base.schemas.accuracy import SENSITIVITIES_FILE
+from tasks.base.schemas.predictions import SENSITIVITIES_FILE
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.subnets import EvaluationData
-from tasks.measuring import enumerate as enumerating
+from tasks.measuring import operators as enumerating
 from tasks.measuring import profile
-from tasks.prediction import sensitivity, validate
+from tasks.prediction import latency as latency_stage
+from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
 from tasks.prediction.settings import Settings as PredictSettings
@@ -168,8 +169,8 @@ class SmallRun:
         """Of the device: what was measured, searched and exported there."""
         times = profile.Settings(measure=QUICK, subnet=QUICK.model_copy(update={"layers_ms": 5.0}))
         profiled = stage("profile", lambda out: profile.run(times, enumerated, client, out, SILENT, supernet))
-        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, SILENT))
-        target = search.Target(name=name, latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
+        latency = stage("latency", lambda out: latency_stage.run(PREDICT, supernet, profiled, client, out, SILENT))
+        target = search.Target(name=name, latency=LatencyPredictor.load(latency / latency_stage.LATENCY_FILE))
         accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
         found = stage("search", lambda out: search.run(supernet, [target], accuracies, self.wish, out, SILENT)[name])
 

@@ -19,11 +19,12 @@ from tasks.base.progress import Silent
 from tasks.base.schemas.results import BaseResult
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
-from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.subnets import EvaluationData
-from tasks.measuring import enumerate as enumerating
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions
+from tasks.measuring import operators as enumerating
 from tasks.measuring import profile
-from tasks.prediction import sensitivity, validate
+from tasks.prediction import latency as latency_stage
+from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
 from tasks.prediction.settings import Settings as PredictSettings
@@ -72,8 +73,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     with local_agent(backend="onnxruntime") as client, client.lease():
         settings = profile.Settings(measure=QUICK, subnet=SUBNET)
         profiled = stage("profile", lambda out: profile.run(settings, enumerated, client, out, silent, supernet))
-        latency = stage("latency", lambda out: validate.run(PREDICT, supernet, profiled, client, out, silent))
-        here = search.Target(name="here", latency=LatencyPredictor.load(latency / validate.LATENCY_FILE))
+        latency = stage("latency", lambda out: latency_stage.run(PREDICT, supernet, profiled, client, out, silent))
+        here = search.Target(name="here", latency=LatencyPredictor.load(latency / latency_stage.LATENCY_FILE))
         predictor = AccuracyPredictor.load(accuracy / sensitivity.SENSITIVITIES_FILE)
         found = stage(
             "search",

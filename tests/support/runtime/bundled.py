@@ -25,14 +25,13 @@ from adaptive_runtime.bundle.bundles import (
     SubNetMemory,
     half,
 )
-from adaptive_runtime.bundle.bundles.calibration import CALIBRATION_FILE
+from adaptive_runtime.bundle.bundles.bundle import CALIBRATION_FILE
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
 from profiling_agents.messages import MIB
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
-from tasks.export.bundles.adaptable import LABELLED, SOURCE_IMAGES_FILE, adaptable_net
-from tasks.export.bundles.blocks import write_blocks
+from tasks.export.bundles.extras import LABELLED, SOURCE_IMAGES_FILE, adaptable_net, write_blocks
 
 SETTINGS: dict[str, bool | int | str] = {
     "intra_op_num_threads": 1,

@@ -21,7 +21,7 @@ from adaptive_runtime.bundle.bundles import (
     NetFigures,
 )
 from adaptive_runtime.bundle.chains import ChainTensor
-from profiling_agents.backends.ncnn_precision import precision_options
+from profiling_agents.backends.ncnn import precision_options
 from tailor_ir import SuperNet
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import convert

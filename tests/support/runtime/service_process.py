@@ -16,8 +16,7 @@ import httpx
 import numpy as np
 
 from adaptive_runtime.server import TOKEN_VARIABLE
-from adaptive_runtime.server.protocol import LENGTH_HEADER
-from adaptive_runtime.server.tensors import NamedTensor, pack
+from adaptive_runtime.server.protocol import LENGTH_HEADER, NamedTensor, pack
 
 TOKEN = "a-token-for-these-tests-only"
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}

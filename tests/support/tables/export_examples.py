@@ -14,10 +14,10 @@ from profiling_agents.messages import Engine
 from tasks import export
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card, Exports
-from tasks.base.schemas.operators import OWN_CHOICES, ChosenImplementations
+from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.measuring.runtime_options.chosen import ChosenEngine, Gain, TriedChoice
+from tasks.measuring.runtime_options.settings import ChosenEngine, Gain, TriedChoice
 from tests.support.fronts import write_front
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2}

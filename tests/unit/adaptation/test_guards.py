@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from adaptive_runtime.weights import BalancedMemory, DriftDetector, GuardSettings
-from adaptive_runtime.weights.detection import RUN_IMAGES, bets
-from adaptive_runtime.weights.judging import judged
+from adaptive_runtime.weights.guard import RUN_IMAGES, bets, judged
 from tasks.adaptation import GUARDED_METHOD, AdaptiveSubnet, MethodSettings
 from tasks.adaptation.guards import Anchor, AnchorJudge, GuardedSubnet, SourceProfile
 from tasks.base.errors import UserError

@@ -9,8 +9,14 @@ import torch
 from torch import nn
 
 from tasks.adaptation import AdaptiveSubnet, MethodName, MethodSettings, make_method
-from tasks.adaptation.losses import entropies, prior_corrected, reliable_weights, roid_weights, soft_likelihood_ratios
 from tasks.adaptation.methods import METHODS, BatchStatistics, Cotta, Eata, Roid, Sar, Tent
+from tasks.adaptation.methods.record import (
+    entropies,
+    prior_corrected,
+    reliable_weights,
+    roid_weights,
+    soft_likelihood_ratios,
+)
 
 RATE = 0.5
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)) * 2 + 1

@@ -18,7 +18,7 @@ from tasks.adaptation import (
     save_adapted,
 )
 from tasks.base.errors import UserError
-from tasks.evaluation.adapted.side_file import read_side_file
+from tasks.evaluation.adapted import read_side_file
 from tests.support.adaptation.small_subnets import batches, smallest, supernet
 
 

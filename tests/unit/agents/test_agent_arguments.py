@@ -2,7 +2,7 @@
 
 import pytest
 
-from profiling_agents.arguments import agent_parser
+from profiling_agents.cli import agent_parser
 
 
 def test_models_run_in_the_sandbox_unless_a_flag_says_otherwise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from profiling_agents.client import MeasureSettings
-from profiling_agents.execution.measure import measure
+from profiling_agents.execution.bench import measure
 from profiling_agents.messages import MIB, AgentError
-from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
+from profiling_agents.sensing.machine import CacheFlush, last_level_cache_bytes
 from tests.support.agents.agents_caches import CORE, ROUNDS
 
 

@@ -6,13 +6,12 @@ The core has a clock of its own, so that this machine's state does not matter.
 import numpy as np
 import pytest
 
-import profiling_agents.execution.measure
-import profiling_agents.sensing.pace
-from profiling_agents.execution.bench import bounded_waiting
-from profiling_agents.execution.limits import ModelLimits
-from profiling_agents.execution.measure import measure
+import profiling_agents.execution.bench
+import profiling_agents.sensing.machine
+from profiling_agents.execution.bench import bounded_waiting, measure
+from profiling_agents.execution.settings import ModelLimits
 from profiling_agents.messages import MeasureSettings
-from profiling_agents.sensing.pace import Pace, Runs
+from profiling_agents.sensing.machine import Pace, Runs
 
 LOOP_US, SLOWER = 60.0, 2.0
 
@@ -47,8 +46,8 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     one = Core()
-    monkeypatch.setattr(profiling_agents.sensing.pace, "time", one)
-    monkeypatch.setattr(profiling_agents.execution.measure, "time", one)
+    monkeypatch.setattr(profiling_agents.sensing.machine, "time", one)
+    monkeypatch.setattr(profiling_agents.execution.bench, "time", one)
     return one
 
 

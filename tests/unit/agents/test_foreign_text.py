@@ -14,9 +14,9 @@ from adaptive_runtime.base.errors import AdaptiveError
 from flows.cli import entry
 from profiling_agents.lines import LAYOUT, UNSEEN, printable
 from profiling_agents.messages import AgentError
-from profiling_agents.serving.puller import _say
+from profiling_agents.serving.server import _say
 from tailor_ir.errors import TailorError
-from tasks.base.pages.console import PlainConsole
+from tasks.base.pages.text import PlainConsole
 
 HOSTILE = "phone\x1b]0;owned\x07\x1b[2J\x9b31m\u202edrow\r\x00\ud800"
 """A title, a cleared screen, a colour by a C1 character, a turned word, a return to the line's beginning, half of a pair."""

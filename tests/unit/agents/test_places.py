@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiling_agents.network.places import FEWEST_STRANGERS, Places
+from profiling_agents.network.guard import FEWEST_STRANGERS, Places
 
 
 @dataclass(eq=False)

@@ -10,10 +10,9 @@ import pytest
 
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import Exports
-from tasks.base.schemas.front import Front, Hypervolume, Winner
-from tasks.base.schemas.operators import Operators, UniqueOperator
-from tasks.base.schemas.stored import Stored
-from tasks.base.schemas.subnets import Predicted
+from tasks.base.schemas.placed import Operators, UniqueOperator
+from tasks.base.schemas.stored import Predicted, Stored
+from tasks.base.schemas.winners import Front, Hypervolume, Winner
 from tests.support.damage import empty, flip, replace, truncate
 from tests.support.docs.documents import ROOT
 

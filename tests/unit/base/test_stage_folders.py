@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tasks.base.artifacts import Store, append_line, read_lines, write_json
-from tasks.base.artifacts.digests import DIGESTS_FILE
+from tasks.base.artifacts.folders import DIGESTS_FILE
 from tasks.base.errors import UserError
 from tests.support.damage import DAMAGES, Damage, delete, empty, flip, truncate
 

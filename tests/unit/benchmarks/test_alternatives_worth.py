@@ -10,7 +10,7 @@ from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from tailor_ir import Config
-from tasks.search.baselines.compare import Point
+from tasks.search.baselines.stage import Point
 
 FIRST, SECOND = "stage.1.block.1.block", "stage.2.block.2.block"
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import rollout
 from benchmarks.rollout_fleet import BundleChange
-from tasks.operations.fleet.rollout import RolloutSettings
+from tasks.operations.fleet.settings import RolloutSettings
 
 
 def test_a_much_slower_bundle_is_halted_at_the_first_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailor_ir.conversion import convert
-from tailor_ir.conversion.checking import examine
+from tailor_ir.conversion.engine import examine
 from tests.support import examples
 from tests.support.conversion.small_models import ints, model, node, number, positive, weights
 

@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from adaptive_runtime.samples.boxes import SSDLITE, Detections
-from tasks.data.problems.detection import DETECTION, packed
-from tasks.data.problems.detection.average_precision import (
+from tasks.data.problems.detection import (
+    DETECTION,
     JudgedImage,
     average_precisions,
     judged,
     mean_average_precisions,
+    packed,
 )
 
 CLASSES = 3

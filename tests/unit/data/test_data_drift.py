@@ -9,11 +9,21 @@ from PIL import Image
 from scipy import ndimage
 
 from tasks.data import DataSettings, load
-from tasks.data.drift import CORRUPTIONS, DriftSettings, LabelledImages, StreamKind, corrupt, plan_stream, stream
-from tasks.data.drift.corruptions import CorruptionName
-from tasks.data.drift.filters import box_resized, compressed, defocused, gaussian_blurred
-from tasks.data.drift.plans import correlated_order
-from tasks.data.drift.plasma import plasma
+from tasks.data.drift import (
+    CORRUPTIONS,
+    CorruptionName,
+    LabelledImages,
+    box_resized,
+    compressed,
+    correlated_order,
+    corrupt,
+    defocused,
+    gaussian_blurred,
+    plan_stream,
+    plasma,
+    stream,
+)
+from tasks.data.settings import DriftSettings, StreamKind
 
 NAMES = list(CORRUPTIONS)
 

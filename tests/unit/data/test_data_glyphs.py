@@ -7,9 +7,9 @@ from torch.nn import functional
 
 from tasks.base.errors import UserError
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.data.drawn.fonts import distinct_characters, masks
+from tasks.data.drawn.characters import distinct_characters, masks
 from tasks.data.drawn.glyphs import Glyphs
-from tasks.data.drawn.numbers import uniforms
+from tasks.data.drawn.variation import uniforms
 
 
 def settings(**options: object) -> DataSettings:

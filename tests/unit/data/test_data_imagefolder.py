@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.description import describe
+from tasks.data.dataset import describe
 from tasks.export.card import image_preparation
 
 Write = Callable[[Path, int], None]

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tasks.base.errors import UserError
 from tasks.data import load_splits
-from tasks.data.masks import MaskedPictures, open_masks
+from tasks.data.pairs import MaskedPictures, open_masks
 from tasks.data.problems.segmentation import IGNORED
 from tests.support.data.paired_files import HEIGHT, SIDE, WIDTH, assert_refused, put, settings, write_masks
 

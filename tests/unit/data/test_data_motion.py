@@ -13,8 +13,7 @@ import torch
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.signals import SeriesWindows, SynthesisedMotion, open_series
-from tasks.data.signals.activities import ACTIVITIES
-from tasks.data.signals.motion import NAMES
+from tasks.data.signals.synthesised import ACTIVITIES, NAMES
 
 RATE_HZ = 20.0
 PITCHES_HZ = {"fast": 6.0, "slow": 1.5}

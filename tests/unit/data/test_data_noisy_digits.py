@@ -6,8 +6,7 @@ import torch
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.drawn.digits import Digits
-from tasks.data.drawn.noisy_digits import NOISE, NoisyDigits, open_noisy_digits
+from tasks.data.drawn.digits import NOISE, Digits, NoisyDigits, open_noisy_digits
 
 DIGITS = 1797
 

@@ -6,7 +6,7 @@ import torch
 
 from tasks.base.errors import UserError
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.data.drawn.scenes import BACKGROUND, OBJECTS, GlyphScenes
+from tasks.data.drawn.glyphs import BACKGROUND, OBJECTS, GlyphScenes
 from tasks.data.problems.segmentation import IGNORED
 
 SETTINGS = DataSettings(kind="glyph_scenes", classes=5, images=240, resolution=48)

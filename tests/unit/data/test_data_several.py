@@ -16,10 +16,10 @@ from scipy.io import wavfile
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.batches import arrays, concatenated, pieces, rows, samples_in
-from tasks.data.description import DataDescription, check_same, describe, remember
+from tasks.data.dataset import DataDescription, check_same, describe, remember
 from tasks.data.images import resize
-from tasks.data.several.seen_and_felt import MOTIONS, SeenAndFelt
+from tasks.data.seen_and_felt import MOTIONS, SeenAndFelt
+from tasks.data.source import arrays, concatenated, pieces, rows, samples_in
 from tests.support.problems import garden
 
 INPUTS = {"photo": "image", "weather": ("celsius", "wind")}

@@ -9,13 +9,13 @@ from scipy.io import wavfile
 from scipy.signal import ShortTimeFFT
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.samples.signals import Spectrogram, fitted
+from adaptive_runtime.samples.inputs import Spectrogram, fitted
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.description import describe
+from tasks.data.dataset import describe
 from tasks.data.signals import SynthesisedSounds
-from tasks.data.signals.sound_events import EVENTS
 from tasks.data.signals.sounds import NAMES, SAMPLING_RATE_HZ
+from tasks.data.signals.synthesised import EVENTS
 from tasks.export.card import image_preparation
 
 RATE_HZ = 8000

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.samples.texts import LONGEST_WORD, PADDING, UNKNOWN, Vocabulary, of_length, words_of
+from adaptive_runtime.samples.inputs import LONGEST_WORD, PADDING, UNKNOWN, Vocabulary, of_length, words_of
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.description import DataDescription, describe
+from tasks.data.dataset import DataDescription, describe
 from tasks.data.images import resize
-from tasks.data.texts import TextSource, open_sentences
-from tasks.data.texts.grammar import CLASSES, RULES
-from tasks.data.texts.tokens import WORD_DROPOUT
+from tasks.data.texts import CLASSES, RULES, WORD_DROPOUT, TextSource, open_sentences
 
 Write = Callable[[Path], None]
 ROWS = [(f"this {word} is number {number}", word) for number in range(12) for word in ("cat", "dog")]

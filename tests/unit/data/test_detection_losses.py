@@ -7,10 +7,9 @@ import torch
 from torchvision.ops import box_iou
 
 from adaptive_runtime.samples.boxes import HEADS, SSDLITE, DetectionHead
+from tasks.data.problems.box_losses import LOSSES, Matched, matches_of, resampled
 from tasks.data.problems.detection import ABSENT, DETECTION, packed
-from tasks.data.problems.detection.distillation import resampled
-from tasks.data.problems.detection.losses import LOSSES, Matched, matches_of
-from tasks.training.finetune.losses import alpha_divergence, soft_cross_entropy
+from tasks.training.finetune.numerics import alpha_divergence, soft_cross_entropy
 from tests.support.boxes.peers import CLASSES, drawn_raw, peer_anchors, peer_of, peer_outputs
 
 SIDE, TOLERANCE = 96, 1e-6

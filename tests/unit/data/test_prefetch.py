@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tasks.data import Batch
-from tasks.data.prefetch import AHEAD, prefetched
+from tasks.data.dataset import AHEAD, prefetched
 
 CPU = torch.device("cpu")
 

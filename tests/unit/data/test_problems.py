@@ -9,9 +9,9 @@ from tailor_ir import Config
 from tasks.base.errors import UserError
 from tasks.data.problems import CLASSIFICATION, SEGMENTATION, problem_named, require
 from tasks.data.problems.segmentation import IGNORED, mean_iou, moved
-from tasks.evaluation.models.answers import check_shapes
+from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.subnets import Accuracy, count_correct
-from tasks.training.finetune.losses import alpha_divergence, loss_of, soft_cross_entropy
+from tasks.training.finetune.numerics import alpha_divergence, loss_of, soft_cross_entropy
 from tasks.training.finetune.settings import Settings
 
 CLASSES, SIDE = 4, 12

@@ -13,7 +13,7 @@ from torchmetrics.image import PeakSignalNoiseRatio
 
 from adaptive_runtime.samples.boxes import Detections
 from tasks.data.problems import CLASSIFICATION, CLASSIFICATION_BY_F1, RESTORATION, SEGMENTATION, TAGGING
-from tasks.data.problems.detection.average_precision import judged, mean_average_precisions
+from tasks.data.problems.detection import judged, mean_average_precisions
 from tasks.data.problems.record import LearningProblem
 from tasks.data.problems.segmentation import IGNORED
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tailor_ir
-from conf.networks import deeplab, lraspp, pyramids, super_resolution, unet
+from conf.networks import restoration, segmentation
 from tailor_ir import Choice
 
 SIDE, CLASSES = 64, 5
@@ -22,12 +22,12 @@ RTOL = 1e-4
 @pytest.mark.parametrize(
     ("network", "scale"),
     [
-        (lraspp.network, 1 / 8),
-        (pyramids.network, 1 / 4),
-        (deeplab.network, 1 / 16),
-        (unet.network, 1),
-        (super_resolution.network, 2),
-        (partial(super_resolution.network, upscale=3), 3),
+        (segmentation.lraspp, 1 / 8),
+        (segmentation.pyramid, 1 / 4),
+        (segmentation.deeplab, 1 / 16),
+        (restoration.unet, 1),
+        (restoration.super_resolution, 2),
+        (partial(restoration.super_resolution, upscale=3), 3),
     ],
 )
 def test_subnets_give_maps_and_are_what_is_built_of_them_and_exported(

@@ -10,10 +10,10 @@ from torch import nn
 
 import tailor_ir
 from adaptive_runtime.bundle.chains import ImagePreparation
-from adaptive_runtime.samples.signals import Spectrogram
+from adaptive_runtime.samples.inputs import Spectrogram
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.description import DataDescription, describe
+from tasks.data.dataset import DataDescription, describe
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.pictures import write_answers
 from tasks.evaluation.subnets import EvaluationData

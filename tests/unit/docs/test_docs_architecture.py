@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import mlflow  # noqa: F401  asks the system for the processor, which unit tests may not
 
-from flows.pipeline.stages.table import PIPELINE
+from flows.pipeline.stages import PIPELINE
 from tests.support.docs.documents import FENCE, ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"

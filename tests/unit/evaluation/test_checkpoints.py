@@ -11,7 +11,7 @@ from torch import nn
 
 from tasks.base.errors import UserError
 from tasks.evaluation.models import ModelSettings, needs_training
-from tasks.evaluation.models.checkpoints import load_weights
+from tasks.evaluation.models.creation import load_weights
 
 
 def network(seed: int) -> nn.Module:

@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tasks.exits.bounds import NUISANCE_SHARE, images_needed, p_value
+from tasks.exits.settings import NUISANCE_SHARE, images_needed, p_value
 from tests.support import examples
 
 

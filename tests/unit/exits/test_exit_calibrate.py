@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adaptive_runtime.exits import MEASURES, Decider, Thresholds
 from tasks.base.errors import UserError
 from tasks.exits import HeldOut, PromiseSettings, calibrate
-from tasks.exits.path import find_path
+from tasks.exits.calibration import find_path
 from tests.support import examples
 from tests.support.docs.documents import ROOT
 from tests.support.exits.exit_answers import LATENCY_MS, STRENGTHS, agreeing, drawn_held_out

@@ -15,12 +15,10 @@ from solvers.tables import Derived
 from tailor_ir import SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.base.progress import Silent
-from tasks.base.schemas.accuracy import MeasuredAccuracy, Sensitivities, Sensitivity
-from tasks.exits.expected import ExpectedLatency, column_of, expected_winners, weighed_by
-from tasks.exits.passing import exits_of, with_exit
+from tasks.base.schemas.predictions import MeasuredAccuracy, Sensitivities, Sensitivity
+from tasks.exits.latency import ExpectedLatency, column_of, exits_of, expected_winners, weighed_by, with_exit
 from tasks.prediction.accuracy import AccuracyPredictor
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
 from tasks.search import Settings, Target
 from tasks.search import run as search

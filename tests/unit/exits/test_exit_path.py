@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.exits.path import CHEAPEST, ExitAnswers, _descend, find_path
+from tasks.exits.calibration import CHEAPEST, ExitAnswers, _descend, find_path
 from tests.support import examples
 
 seeds = st.integers(0, 10**6)

@@ -21,14 +21,10 @@ from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.exits import HeldOut, PromiseSettings, calibrate
-from tasks.exits.answers import answers_of
-from tasks.exits.bench import PolicyDevice
-from tasks.exits.judged import Leaving, classes_leaving, outcome_of
-from tasks.exits.passing import exits_of, passing_subnets, with_exit
-from tasks.exits.pictures import png, write_pictures
+from tasks.exits.calibration import Leaving, classes_leaving, outcome_of
+from tasks.exits.latency import ExitTimes, exits_of, passing_subnets, with_exit
 from tasks.exits.settings import Settings
-from tasks.exits.stage import _unfit
-from tasks.exits.timing import ExitTimes
+from tasks.exits.stage import PolicyDevice, _unfit, answers_of, png, write_pictures
 from tests.support import examples
 from tests.support.exits.exit_answers import LATENCY_MS, drawn_held_out
 

@@ -12,14 +12,12 @@ import tailor_ir
 from profiling_agents.messages import Measurement
 from tasks import search
 from tasks.base.progress import Silent
-from tasks.base.schemas.candidates import Candidate, Candidates
-from tasks.base.schemas.front import Front, Winner
+from tasks.base.schemas.winners import Candidate, Candidates, Front, Winner
 from tasks.evaluation.subnets import Accuracy
 from tasks.export import MeasuredSubstitutes, SearchedSubstitutes
 from tasks.export.replacing import MARGIN, replaced
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums, mac_sums
 from tests.support.fronts import predicted
 

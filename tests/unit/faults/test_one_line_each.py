@@ -20,11 +20,11 @@ from flows.config.compose import compose_config
 from tasks.base.artifacts import Store
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import FileRun, FileTensor
-from tasks.base.schemas.front import Front
+from tasks.base.schemas.winners import Front
 from tasks.data import DataSettings, load_splits
 from tasks.data.samples import SampleForm
 from tasks.data.source import listing_of
-from tasks.evaluation.models.callables import create_callable
+from tasks.evaluation.models.creation import create_callable
 from tasks.evaluation.models.settings import ModelSettings
 from tasks.export.running import examples
 

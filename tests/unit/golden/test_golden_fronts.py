@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from tasks.base.progress import Silent
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.resources import MemoryPredictor
 from tasks.prediction.sums import mac_sums, parameter_sums
 from tasks.search.methods import Exact
-from tasks.search.problem import Problem
+from tasks.search.problem import Problem, chain_of, cost_tables
 from tasks.search.settings import Settings
 from tasks.search.stage import method_of
-from tasks.search.terms import chain_of, cost_tables
 from tests.support import long
 from tests.support.golden import predictions
 from tests.support.golden.fixtures import Golden

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tailor_ir.memory import ONNXRUNTIME, Rules
-from tasks.prediction.energy import EnergyPredictor, EnergySettings
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.resources import EnergyPredictor, EnergySettings, MemoryPredictor
 from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tests.support.golden import predictions
 from tests.support.golden.fixtures import Golden

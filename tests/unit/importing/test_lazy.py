@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline.versions import _imports
-from importing.lazy import Later, later_names, public_names
+from importing import Later, later_names, public_names
 from tests.support.docs.documents import ROOT
 
 LAZY = sorted(

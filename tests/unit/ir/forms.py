@@ -10,8 +10,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.errors import TailorError
-from tailor_ir.spaces.selectors import SpaceSpec
-from tailor_ir.spaces.variables import Choice
+from tailor_ir.spaces.selectors import Choice, SpaceSpec
 from tailor_ir.subnets.onnx_export import subnet_onnx
 from tests.support import examples
 from tests.support.ir.invariants import EXPORT_TOLERANCE, ORIGINAL_TOLERANCE, difference

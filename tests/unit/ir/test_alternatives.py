@@ -14,12 +14,9 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.alternatives import ALTERNATIVES
-from tailor_ir.alternatives.fire import squeezed
-from tailor_ir.alternatives.ghost import ghosts, paired
-from tailor_ir.alternatives.grouped import diagonal
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
+from tailor_ir.alternatives.convolutions import diagonal, ghosts, paired, separated, squeezed
+from tailor_ir.alternatives.least_squares import ReplacedLayer
 from tailor_ir.alternatives.low_rank import svd, tucker
-from tailor_ir.alternatives.separable import separated
 from tailor_ir.errors import SpaceError
 from tailor_ir.graph import Node
 from tailor_ir.spaces.selectors import SpaceSpec

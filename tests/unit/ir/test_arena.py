@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.memory.arena import Arena, Event, Release, Request, arena_peak
+from tailor_ir.memory.layouts import Arena, Event, Release, Request, arena_peak
 from tests.support.ir.elastic_networks import NETWORKS, compiled
 from tests.support.ir.runtime_memory import HERE, runtime, subnet_peaks
 

@@ -6,7 +6,7 @@ import timm
 import torch
 
 import tailor_ir
-from tailor_ir.subnets.branches import Branches
+from tailor_ir.subnets.elastic import Branches
 from tests.support import long
 from tests.support.ir.networks import from_timm, perturb
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir.axes import Fixed, Product, Sizes, Spatial, Window
-from tailor_ir.subnets.cuts import make_cut
+from tailor_ir.subnets.plans import make_cut
 from tests.support.ir.elastic_networks import NETWORKS, compiled, complete, sample_input
 from tests.support.ir.invariants import difference
 

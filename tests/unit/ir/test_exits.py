@@ -14,7 +14,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.errors import SpaceError
-from tailor_ir.exits.fitting import ridge
+from tailor_ir.exits.heads import ridge
 from tailor_ir.spaces.selectors import SpaceSpec
 from tests.support import examples, long
 from tests.support.ir.invariants import check_largest, check_subnet, difference

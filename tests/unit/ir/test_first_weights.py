@@ -11,13 +11,23 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import tailor_ir
-from tailor_ir.alternatives.fire import at_centre, fired
-from tailor_ir.alternatives.least_squares.moments import PatchMoments, PatchSums, chosen, results, shrunk, windows
-from tailor_ir.alternatives.least_squares.regression import LeftVectors, basis, of_rank, pivots
-from tailor_ir.alternatives.least_squares.replaced_layer import ReplacedLayer
+from tailor_ir.alternatives.convolutions import at_centre, fired
+from tailor_ir.alternatives.least_squares import (
+    LeftVectors,
+    PatchMoments,
+    PatchSums,
+    ReplacedLayer,
+    basis,
+    chosen,
+    of_rank,
+    pivots,
+    results,
+    shrunk,
+    windows,
+)
 from tailor_ir.alternatives.low_rank import svd, tucker
 from tailor_ir.graph import Node
-from tailor_ir.subnets.branches import Branches
+from tailor_ir.subnets.elastic import Branches
 from tests.support import examples
 from tests.support.ir import first_weights
 from tests.support.ir.first_weights import CONV, errors_of, ghost, grouped, images, layer, separable

@@ -13,8 +13,8 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.ops.spectra import FourierTransform
-from tailor_ir.reading.written_out.complex_pairs import ComplexPair
-from tailor_ir.reading.written_out.functions import WrittenOut
+from tailor_ir.reading.complex_pairs import ComplexPair
+from tailor_ir.reading.torch_functions import WrittenOut
 from tests.unit.ir.around import SIDE, WIDTH, check, is_elastic, network, operators_of
 
 Body = Callable[[torch.Tensor], torch.Tensor]

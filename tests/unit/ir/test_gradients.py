@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.spaces.variables import Config
-from tailor_ir.subnets.cuts import make_cut
+from tailor_ir.spaces.selectors import Config
 from tailor_ir.subnets.lowering import Lowering
+from tailor_ir.subnets.plans import make_cut
 from tests.support.ir.elastic_networks import NETWORKS, compiled, complete, network, sample_input
 
 TOLERANCE = 1e-4  # relative to the largest gradient of the tensor, fp32

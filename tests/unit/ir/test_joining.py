@@ -11,7 +11,7 @@ import tailor_ir
 from tailor_ir import Config, JoinError, SuperNet
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.data.samples import image_form
-from tasks.evaluation.models.backbone import classifier_of
+from tasks.evaluation.models.outputs import classifier_of
 from tests.support.boxes import small_detectors
 from tests.support.ir.networks import perturb
 from tests.support.problems import small_fpn

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tailor_ir
-from tailor_ir.spaces.selectors import SpaceSpec
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config, SpaceSpec
 from tailor_ir.summary import Describer
 from tasks.report.view.gather import gather
 from tests.support.ir.elastic_networks import Convolutional, Residual, UsedTwice, inverted

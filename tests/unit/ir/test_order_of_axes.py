@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir import axes as ax
-from tailor_ir.conversion.running import run
+from tailor_ir.conversion.rules.constants import run
 from tailor_ir.dims import Dim
 from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.registry import Operator, Propagation
-from tailor_ir.subnets.cuts import reordered
+from tailor_ir.subnets.plans import reordered
 from tests.unit.ir import small_networks as small
 
 TOLERANCE = 2e-5  # of the largest output, fp32

@@ -14,8 +14,8 @@ from torch import nn
 import tailor_ir
 from solvers.schedules.workload import Workload, bits
 from tailor_ir.memory import Rules
+from tailor_ir.memory.activations import reordered
 from tailor_ir.memory.lifetimes import Walk
-from tailor_ir.memory.orders import reordered
 from tailor_ir.memory.planned_file import plan_file
 from tests.support import examples
 from tests.support.ir.branches import Wide, WideBlocks

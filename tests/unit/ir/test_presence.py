@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 import tailor_ir
 from solvers.tables import with_derived
-from tailor_ir.spaces.needs import DerivedColumns, find_needs
-from tailor_ir.spaces.presence import ALWAYS, NEVER, Presence, Selection, presence
-from tailor_ir.spaces.selectors import SpaceSpec
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.presence import ALWAYS, NEVER, DerivedColumns, Presence, Selection, find_needs, presence
+from tailor_ir.spaces.selectors import Config, SpaceSpec
 from tailor_ir.subnets.prefixes import Prefixes
 from tests.support import examples
 from tests.support.ir.detours import detours_known, with_detours

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.elastic import compiled
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
 from tests.support import long
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir.graph import Node
-from tailor_ir.ops.interpolation import resizing_matrices
+from tailor_ir.ops.resample import resizing_matrices
 from tests.unit.ir.around import check, check_file, file_around, is_elastic, network, node
 
 MODES: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ CHANNELS, SAMPLES = 3, 2
 
 
 def openvino_answers(model: bytes, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    import profiling_agents.backends.openvino  # noqa: F401 - before OpenVINO, which else tells its maker of this import
+    import profiling_agents  # noqa: F401 - before OpenVINO, which else tells its maker of this import
 
     openvino = pytest.importorskip("openvino")
     core = openvino.Core()

@@ -15,7 +15,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.errors import ImportFailed
-from tailor_ir.reading.scatter import write_block
+from tailor_ir.reading.indexing import write_block
 from tests.unit.ir.around import SIDE, WIDTH, array, check, check_file, file_around, is_elastic, network
 
 Write = Callable[[torch.Tensor], torch.Tensor]

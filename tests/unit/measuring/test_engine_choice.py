@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiling_agents.messages import DEFAULT_ENGINE, Engine, EngineOption
-from tasks.measuring.runtime_options.descent import Descent
 from tasks.measuring.runtime_options.settings import Settings
-from tasks.measuring.runtime_options.statistics import LEAST_ROUNDS, compare
+from tasks.measuring.runtime_options.stage import Descent
+from tasks.measuring.runtime_options.timing import LEAST_ROUNDS, compare
 from tests.support import examples
 from tests.support.engine.made_device import Cost, MadeDevice, timer
 

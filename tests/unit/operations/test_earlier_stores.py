@@ -17,11 +17,10 @@ from pyarrow import parquet
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles.manifest import BundleManifest
 from adaptive_runtime.fleet.member import MemberState
-from adaptive_runtime.policy.decisions import ChoiceState
-from adaptive_runtime.policy.log import read_log
-from tasks.base.artifacts.digests import damage
+from adaptive_runtime.policy.decisions import ChoiceState, read_log
+from tasks.base.artifacts.folders import damage
 from tasks.base.errors import UserError
-from tasks.data.description import DataDescription
+from tasks.data.dataset import DataDescription
 from tasks.evaluation.models.origin import NetworkOrigin
 from tasks.measuring.lut import LutStore
 from tasks.operations.fleet.registry import Registry

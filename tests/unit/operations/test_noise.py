@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from tasks.operations.nightly.noise import DrawnFront, holm, p_slower, ratio_at_equal_accuracy
-from tasks.operations.nightly.scatter import UNKNOWN, Scatter, typical_ms
+from tasks.operations.nightly.noise import (
+    UNKNOWN,
+    DrawnFront,
+    Scatter,
+    holm,
+    p_slower,
+    ratio_at_equal_accuracy,
+    typical_ms,
+)
 
 
 def test_p_values_of_a_tolerated_change_are_uniform_at_most() -> None:

@@ -6,17 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.operations.fleet.rollout import (
-    LossLimits,
+from tasks.operations.fleet.decision import (
+    RandomisationTest,
     RolloutDecision,
-    RolloutSettings,
     StageRecord,
     TelemetrySums,
     decide,
     draw_stage,
+    drawn_divisions,
     losses,
+    rank_scores,
+    spent,
 )
-from tasks.operations.fleet.rollout.randomisation import RandomisationTest, drawn_divisions, rank_scores, spent
+from tasks.operations.fleet.settings import LossLimits, RolloutSettings
 
 DEVICES = 300
 KINDS = ["phone"] * 200 + ["camera"] * 100

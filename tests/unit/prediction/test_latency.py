@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 import tailor_ir
 from tasks.base.errors import UserError
 from tasks.measuring.lut import DeviceKey, Entry, Lut, feature_text
-from tasks.prediction.correction import Correction, OperatorSums
-from tasks.prediction.latency import LatencyPredictor, network_of, subnet_ms
-from tasks.prediction.validate import errors
+from tasks.prediction.latency import Correction, LatencyPredictor, OperatorSums, errors, network_of, subnet_ms
 
 DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0")
 

@@ -12,10 +12,9 @@ from torch import nn
 import tailor_ir
 from tasks.base.places import places
 from tasks.measuring.lut import Lut
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.layers import Layers, title
-from tasks.search.choose.compare import architecture, side_by_side
+from tasks.search.terminal import architecture, side_by_side
 from tests.support.ir.networks import small_net
 from tests.support.tables.lut_entries import DEVICE, entry, failed
 

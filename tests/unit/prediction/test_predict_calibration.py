@@ -9,14 +9,12 @@ import pytest
 
 import tailor_ir
 from tasks.base.errors import UserError
-from tasks.base.schemas.agreement import RelativeErrors
-from tasks.base.schemas.latency import VALIDATION_FILE, CheckedLatency, LatencyValidation
+from tasks.base.schemas.predictions import LATENCY_VALIDATION_FILE, CheckedLatency, LatencyValidation
+from tasks.base.schemas.stored import RelativeErrors
 from tasks.measuring.lut import DeviceKey, Entry, Lut
 from tasks.prediction import resources
-from tasks.prediction.calibration import Calibration
-from tasks.prediction.energy import EnergyPredictor, EnergySettings
-from tasks.prediction.latency import LatencyPredictor
-from tasks.prediction.validate import LATENCY_FILE
+from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor
+from tasks.prediction.resources import Calibration, EnergyPredictor, EnergySettings
 from tests.support.ir.elastic_networks import compiled
 
 DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0")
@@ -67,7 +65,7 @@ def stage_folder(folder: Path, net: tailor_ir.SuperNet, latency: LatencyPredicto
         for n, (code, energy) in enumerate(zip(population(net), energies, strict=False))
     )
     none = RelativeErrors(n=0)
-    LatencyValidation(correction={}, fit=none, held_out=none, subnets=rows).write(folder / VALIDATION_FILE)
+    LatencyValidation(correction={}, fit=none, held_out=none, subnets=rows).write(folder / LATENCY_VALIDATION_FILE)
     return folder
 
 

@@ -12,12 +12,12 @@ import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.base.artifacts import read_json, read_lines
 from tasks.base.progress import Silent
-from tasks.base.schemas.agreement import PointErrors
+from tasks.base.schemas.stored import PointErrors
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracy
 from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor, measure_sensitivities, modifications
-from tasks.prediction.interactions import better, strongest_pairs, with_interactions
+from tasks.prediction.sensitivity import better, strongest_pairs, with_interactions
 from tasks.prediction.settings import Settings
 
 SPACE: SpaceSpec = {

@@ -13,8 +13,13 @@ from profiling_agents.messages import MIB
 from tailor_ir.memory import ONNXRUNTIME, Rules
 from tasks.base.errors import UserError
 from tasks.prediction import resources
-from tasks.prediction.energy import EnergyPredictor, EnergySettings, lone_energy_mj, operator_energy_mj
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.resources import (
+    EnergyPredictor,
+    EnergySettings,
+    MemoryPredictor,
+    lone_energy_mj,
+    operator_energy_mj,
+)
 from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tests.support.ir.elastic_networks import NETWORKS, compiled
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tasks.measuring.lut import Entry, Lut
-from tasks.measuring.runtime_options.statistics import Comparison
+from tasks.measuring.runtime_options.timing import Comparison
 from tasks.report.gather import _lut
 
 TIMES = {"p50_ms": 0.5, "p90_ms": 0.6, "spread": 0.1, "n": 20, "noisy": False}

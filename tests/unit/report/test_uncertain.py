@@ -7,19 +7,18 @@ from typing import Any, cast
 import pytest
 
 from flows.config import RunConfig
-from flows.pipeline.pages import facts
+from flows.pipeline import pages
 from flows.pipeline.pages.tables import exported_rows, front_rows, report_rows
 from flows.pipeline.run import Output, Run
 from flows.pipeline.stages.spec import Context
 from flows.pipeline.stages.winners import SEARCH
-from tasks.base.schemas.accuracy import VALIDATION_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.exports import Exports
-from tasks.base.schemas.front import Front
 from tasks.base.schemas.placed import JointFront
+from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.results import BeforeTuning, FinetuneResult
+from tasks.base.schemas.winners import Front
 from tasks.evaluation.uncertainty import standard_error, too_small, uncertain
-from tasks.report.headline import headline, remarks
-from tasks.report.terminal import terminal_table
+from tasks.report.headline import headline, remarks, terminal_table
 
 FEW, MANY = 30, 3000
 
@@ -92,12 +91,12 @@ def _winners(**more: Any) -> Any:
 def test_prefect_tells_of_a_search_with_errors() -> None:
     refinement = SimpleNamespace(measured=1, failed=0, replaced=0, moved=0)
     front = cast("Front", SimpleNamespace(winners=_winners(), uncertainty=KNOWN, refinement=refinement))
-    assert facts.front(front)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
-    assert facts.front(front)["validation accuracy"] == facts.refined(front)["validation accuracy"] == "50.0 ± 8.6 %"
+    assert pages.front(front)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
+    assert pages.front(front)["validation accuracy"] == pages.refined(front)["validation accuracy"] == "50.0 ± 8.6 %"
     joint = cast(
         "JointFront", SimpleNamespace(winners=_winners(plan=SimpleNamespace(transfers=())), uncertainty=KNOWN, pieces=1)
     )
-    assert facts.joint(joint)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
+    assert pages.joint(joint)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
     row = front_rows(front)[0]
     assert (row["predicted accuracy"], row["validation accuracy"]) == ("50.0 ± 1.2 %", "50.0 ± 8.6 %")
     assert row["test accuracy"] == "–"
@@ -108,7 +107,7 @@ def test_prefect_tells_of_an_export_with_errors() -> None:
     largest = SimpleNamespace(latency=SimpleNamespace(p50_ms=1.0), own_choices=None)
     parts: dict[str, Any] = {"subnets": (card,), "largest": largest, "uncertainty": KNOWN}
     exports = cast("Exports", SimpleNamespace(winners=_winners(accuracy={"test": 0.5}), **parts))
-    assert facts.exported(exports)["test accuracy"] == "50.0 ± 8.6 %"
+    assert pages.exported(exports)["test accuracy"] == "50.0 ± 8.6 %"
     row = exported_rows(exports)[1]
     assert (row["predicted accuracy"], row["test accuracy"]) == ("80.0 ± 1.2 %", "50.0 ± 8.6 %")
     base = {"accuracy": 0.5, "measured_ms": 1.0, "macs": 1, "parameters": 1, "resolution": 8}
@@ -124,7 +123,7 @@ def test_stages_know_the_predictors_error_and_the_samples_of_shares(
         samples=FEW, standard_error_points=8.6, mean_error_points=1.2, max_error_points=2.0, kendall_tau=None, rows=(),
         interactions=None,
     )  # fmt: skip
-    stated.write(tmp_path / VALIDATION_FILE)
+    stated.write(tmp_path / ACCURACY_VALIDATION_FILE)
     config = RunConfig.model_validate({"device": {"here": {"backend": "onnxruntime"}}, "data": {"kind": kind}})
     output = Output(stage="sensitivities", key="k", folder=tmp_path, result={}, seconds=0.0, cached=False)
     at = Context(cast("Run", None), config, SEARCH, "here", {"sensitivities": {"": output}})

@@ -11,16 +11,12 @@ from rich.console import Console, RenderableType
 
 from tasks.base.artifacts import write_json
 from tasks.base.errors import UserError
-from tasks.base.schemas.accuracy import Uncertainty
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.front import Front, Hypervolume, Winner
-from tasks.base.schemas.placed import JointFront, PlacedWinner, PlanRow
-from tasks.base.schemas.subnets import Predicted
-from tasks.search.choose import WinnerRule, pick
-from tasks.search.choose.pick import resolve
-from tasks.search.choose.placed import joint_table, placed_tables
-from tasks.search.choose.rules import ENOUGH, ROUNDS, between, cheapest, choose, front, knee
-from tasks.search.choose.terminal import chosen_tables, comparison_table, front_table
+from tasks.base.schemas.placed import ChosenSubNet, JointFront, PlacedWinner, PlanRow
+from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.stored import Predicted
+from tasks.base.schemas.winners import Front, Hypervolume, Winner
+from tasks.search.choose import ENOUGH, ROUNDS, WinnerRule, between, cheapest, choose, front, knee, pick, resolve
+from tasks.search.terminal import chosen_tables, comparison_table, front_table, joint_table, placed_tables
 
 SHARE = WinnerRule("accuracy_share", 0.9)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.search.baselines import compare as comparison
-from tasks.search.baselines.compare import Point, picks, taken
+from tasks.search.baselines import stage as comparison
+from tasks.search.baselines.stage import Point, picks, taken
 
 SHARES = st.integers(0, 1000).map(lambda n: n / 1000)
 TIMES = st.integers(1, 400).map(lambda n: n / 8)

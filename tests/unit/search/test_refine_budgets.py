@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.base.schemas.front import Front, Hypervolume
-from tasks.base.schemas.subnets import Predicted
+from tasks.base.schemas.stored import Predicted
+from tasks.base.schemas.winners import Front, Hypervolume
 from tasks.evaluation.subnets import Accuracy
 from tasks.search import Settings as SearchSettings
-from tasks.search.refine.budgets import moved, settled
-from tasks.search.refine.known import Known, best
+from tasks.search.refine.known import Known, best, moved, settled
 
 MARGIN = 0.01
 ONE = Predicted(

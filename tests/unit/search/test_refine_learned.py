@@ -9,15 +9,13 @@ import torch
 
 import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks.evaluation.agreement import kendall_tau
 from tasks.evaluation.subnets import Accuracy
+from tasks.evaluation.uncertainty import kendall_tau
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
 from tasks.search.problem import Codes, Problem, Values, unique_rows
-from tasks.search.refine.candidates import Around
-from tasks.search.refine.learned import FEWEST, LearnedAccuracy, smoothed_ms
+from tasks.search.refine.candidates import FEWEST, Around, LearnedAccuracy, smoothed_ms
 
 IMAGES = 100_000
 

@@ -14,11 +14,10 @@ from solvers.tables import Codes
 from tasks.base.progress import Silent
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
 from tasks.search import FRONT_FILE, Settings, Target, read_front, run
-from tasks.search.refine.pool import Pool
+from tasks.search.refine.candidates import Pool
 
 SPACE: Any = {"*.width_mult": (0.5, 1.0), "*.block": ("pruned_0.5", "low_rank_0.5")}
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.base.schemas.exports import Card, ExportedFile, Latency
-from tasks.base.schemas.front import Front, Winner
-from tasks.base.schemas.subnets import Predicted
+from tasks.base.schemas.stored import Predicted
+from tasks.base.schemas.winners import Front, Winner
 from tasks.evaluation.subnets import Accuracy
 from tasks.export.replacing import as_predicted, best_measured, better, whole_network
 from tasks.search.refine.known import Known, winners, within

@@ -15,11 +15,10 @@ from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.base.errors import UserError
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, Interaction, MeasuredAccuracy, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.interactions import strongest_pairs
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
+from tasks.prediction.sensitivity import strongest_pairs
 from tasks.prediction.sums import Sums
-from tasks.search.terms import chain_of, chain_of_tables, cost_tables
+from tasks.search.problem import chain_of, chain_of_tables, cost_tables
 from tests.support.ir.networks import small_net
 
 NETWORKS = ["test_resnet", "mobilenetv3_small_050", "test_vit"]

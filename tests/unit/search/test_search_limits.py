@@ -11,18 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers import exact, passage
+from solvers import exact
 from tailor_ir.memory import ONNXRUNTIME, Rules
-from tailor_ir.memory.moments import moments
+from tailor_ir.memory.terms import moments
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.calibration import Calibration
-from tasks.prediction.correction import Correction
-from tasks.prediction.energy import EnergyPredictor, EnergySettings
-from tasks.prediction.latency import LatencyPredictor
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
+from tasks.prediction.resources import Calibration, EnergyPredictor, EnergySettings, MemoryPredictor
 from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tasks.search import Settings, Target, run
 from tasks.search.problem import CostModel, Problem
@@ -160,7 +157,7 @@ def test_an_exact_search_that_cannot_go_through_everything_finds_one_and_says_ho
     if not scores.within(budgets).any():
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passage, "MOST_PARTIAL", 4)
+        patch.setattr(exact, "MOST_PARTIAL", 4)
         patch.setattr(exact, "BEAMS", (1,))
         method = method_of(problem, net.space, Settings(method="exact", tolerance=0.05), budgets)
         method.quickest(budgets)

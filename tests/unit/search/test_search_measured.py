@@ -14,11 +14,10 @@ from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
 from tasks.search import Settings, Target, run
-from tasks.search.measured import EVALUATED_FILE
+from tasks.search.methods import EVALUATED_FILE
 
 SETTINGS = Settings(accuracy="measured", population=8, generations=4, plateau=2)
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from solvers.front import hypervolume
 from tasks.base.progress import Silent
-from tasks.search.feasible import LATENCY, Cost
+from tasks.search.feasibility import LATENCY, Cost
 from tasks.search.nsga2 import EvolvedFront, Nsga2
 from tasks.search.problem import Codes, Problem, Scores, Values
 from tasks.search.settings import Settings

@@ -17,7 +17,7 @@ from tailor_ir.memory import Rules
 from tailor_ir.memory.planned_file import plan_file
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.prediction.memory import MemoryPredictor, MemoryWithin
+from tasks.prediction.resources import MemoryPredictor, MemoryWithin
 from tasks.search import Settings, Target, run
 from tests.support import examples
 from tests.support.ir.branches import WideBlocks

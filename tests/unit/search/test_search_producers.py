@@ -11,9 +11,8 @@ import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
-from tasks.prediction.memory import MemoryPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
+from tasks.prediction.resources import MemoryPredictor
 from tasks.prediction.sums import Sums
 from tasks.search.problem import Problem
 from tasks.search.settings import Settings
@@ -45,8 +44,8 @@ def net(request: pytest.FixtureRequest) -> tailor_ir.SuperNet:
     if request.param == "detours":
         return with_detours(small_net(), sample, SPEC)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tailor_ir.spaces.needs.LARGEST_MASK", 4 if request.param == "derived columns" else 10_000)
-        patch.setattr("tailor_ir.spaces.needs.MOST_VARIABLES", 9)
+        patch.setattr("tailor_ir.spaces.presence.LARGEST_MASK", 4 if request.param == "derived columns" else 10_000)
+        patch.setattr("tailor_ir.spaces.presence.MOST_VARIABLES", 9)
         net = tailor_ir.compile(small_net(blocks=4), sample, ALTERNATIVES)
         assert MemoryPredictor.compile(net).predict(net.space.cardinalities[None] - 1) > 0  # while masks are patched
     assert bool(net.space.derived) == (request.param == "derived columns")

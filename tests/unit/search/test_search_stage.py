@@ -17,12 +17,11 @@ from tailor_ir.spaces.selectors import SpaceSpec
 from tasks.base.artifacts import read_json
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.base.schemas.accuracy import Uncertainty
-from tasks.base.schemas.front import Front
+from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.winners import Front
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
-from tasks.prediction.correction import Correction
-from tasks.prediction.latency import LatencyPredictor
+from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
 from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
 from tests.support.ir.networks import small_net

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.chain import Chain
-from solvers.errors import TooEntangled
-from solvers.tables import Derived, Table, with_derived
+from solvers.tables import Derived, Table, TooEntangled, with_derived
 from tests.support import examples
 from tests.support.solvers.random_problems import values_at
 

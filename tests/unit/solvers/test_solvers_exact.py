@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers import exact, passage
+from solvers import exact
 from solvers.chain import Chain
-from solvers.errors import Infeasible, NotANumber, TooEntangled, Undecided
 from solvers.exact import Optimum, optimum
-from solvers.tables import Table, Values
+from solvers.tables import Infeasible, NotANumber, Table, TooEntangled, Undecided, Values
 from tests.support import examples
 from tests.support.solvers.random_problems import random_problem
 
@@ -50,15 +49,15 @@ def optimum_or_most(chain: Chain, budgets: Values, tolerance: float) -> Optimum 
 def test_where_partial_codes_are_left_out_the_stated_error_holds(seed: int, constraints: int, share: float) -> None:
     chain, _, gain, costs = random_problem(seed, constraints)
     budgets = np.quantile(costs, share, axis=1)
-    before = passage.MOST_PARTIAL, exact.BEAMS
-    passage.MOST_PARTIAL, exact.BEAMS = 8, (1,)
+    before = exact.MOST_PARTIAL, exact.BEAMS
+    exact.MOST_PARTIAL, exact.BEAMS = 8, (1,)
     try:
         found = optimum_or_most(chain, budgets, 0.05)
     except Infeasible:
         assert not (costs <= (1 - 0.05) * budgets[:, None]).all(axis=0).any()
         return
     finally:
-        passage.MOST_PARTIAL, exact.BEAMS = before
+        exact.MOST_PARTIAL, exact.BEAMS = before
     if isinstance(found, float):
         feasible = (costs <= budgets[:, None]).all(axis=0)
         assert constraints > 1
@@ -80,7 +79,7 @@ def test_without_a_tolerance_no_partial_codes_count_as_equal(seed: int, constrai
     if not feasible.any():
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passage, "MOST_PARTIAL", 8)
+        patch.setattr(exact, "MOST_PARTIAL", 8)
         patch.setattr(exact, "BEAMS", (1,))
         found = optimum_or_most(chain, budgets, 0.0)
     best = gain[feasible].max()

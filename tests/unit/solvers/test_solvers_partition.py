@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers.errors import Infeasible
 from solvers.partition import (
     INPUT,
     Dataflow,
@@ -28,6 +27,7 @@ from solvers.partition import (
     plan_of,
     stays,
 )
+from solvers.tables import Infeasible
 from tests.support import examples
 from tests.support.solvers.random_partitions import (
     all_plans,

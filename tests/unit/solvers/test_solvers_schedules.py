@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.schedules import Interval, ScheduledStep, Workload, best_order, place
-from solvers.schedules.cuts import least_live
-from solvers.schedules.exact import least_peak
-from solvers.schedules.heuristics import orders
-from solvers.schedules.offsets import ALIGNED_TO_BYTES
-from solvers.schedules.workload import bits
+from solvers.schedules.best import least_live, least_peak, orders
+from solvers.schedules.workload import ALIGNED_TO_BYTES, bits
 from tests.support import examples
 
 

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers import passage, whole
+from solvers import exact, front
 from solvers.chain import Chain
-from solvers.front import pareto_mask
+from solvers.front import Points, pareto_mask, whole_front
 from solvers.tables import Table
-from solvers.whole import Points, whole_front
 from tests.support import examples
 from tests.support.solvers.random_problems import random_problem, random_tables, values_at
 
@@ -43,8 +42,8 @@ def test_without_a_tolerance_it_is_every_subnet_that_no_other_one_dominates(seed
     chain, codes, gain, (cost,) = random_problem(seed, 1)
     with pytest.MonkeyPatch.context() as patch:
         if few:
-            patch.setattr(passage, "MOST_PARTIAL", 6)
-            patch.setattr(whole, "BEAMS", (1, None))
+            patch.setattr(exact, "MOST_PARTIAL", 6)
+            patch.setattr(front, "BEAMS", (1, None))
         found = listed(chain, 0.0)
     check(found, cost, gain, codes)
     assert found.error == 0
@@ -62,8 +61,8 @@ def test_with_one_the_best_within_any_budget_is_as_good_as_that_of_a_little_less
     chain, codes, gain, (cost,) = random_problem(seed, 1)
     with pytest.MonkeyPatch.context() as patch:
         if few:
-            patch.setattr(passage, "MOST_PARTIAL", 6)
-            patch.setattr(whole, "BEAMS", (1, None))
+            patch.setattr(exact, "MOST_PARTIAL", 6)
+            patch.setattr(front, "BEAMS", (1, None))
         found = listed(chain, tolerance)
     check(found, cost, gain, codes)
     assert found.error <= tolerance + 1e-12

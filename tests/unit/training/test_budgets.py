@@ -23,7 +23,7 @@ from tasks.training.memory import (
     tensors_of,
     update_early,
 )
-from tasks.training.memory.choosing import GRAINS, Option, fastest
+from tasks.training.memory.planner import GRAINS, Option, fastest
 from tasks.training.memory.program import SpanProgram, write
 from tasks.training.memory.recipes import Coding, Recipe, Span, Style, spans_of
 from tests.support.training_memory.small_networks import (

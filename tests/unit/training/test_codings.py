@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tasks.training.memory.codings import CHUNK, GROUP, Bits, CodedGroups, CodedWindows, Gates, gate_bytes, group_bytes
+from tasks.training.memory.storage import CHUNK, GROUP, Bits, CodedGroups, CodedWindows, Gates, gate_bytes, group_bytes
 from tests.support import examples
 
 

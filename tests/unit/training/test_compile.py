@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tailor_ir
-from tailor_ir.subnets.branches import Branches
+from tailor_ir.subnets.elastic import Branches
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings

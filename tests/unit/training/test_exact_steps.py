@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from profiling_agents.messages import MIB
 from tasks.training.memory import ALL_MEANS, Mean, StepPlanner, program, step
-from tasks.training.memory.choosing import Option
-from tasks.training.memory.operators import norms
-from tasks.training.memory.program import gradients as gradients_of_spans
-from tasks.training.memory.program import values as values_of_spans
+from tasks.training.memory.operators import layers
+from tasks.training.memory.planner import Option
+from tasks.training.memory.program import instructions as values_of_spans
+from tasks.training.memory.program import writer as gradients_of_spans
 from tasks.training.memory.recipes import Coding, Recipe, Style, spans_of
 from tests.support.training_memory.small_networks import (
     CLASSES,
@@ -98,7 +98,7 @@ def test_what_waits_on_disk_inside_a_span_comes_back_exactly(
     """Every span by the recipe with the least memory, which small tensors are not worth otherwise."""
     monkeypatch.setattr(gradients_of_spans, "SMALLEST_IN_PLACE_BYTES", 0)
     monkeypatch.setattr(values_of_spans, "SMALLEST_CODED_BYTES", 0)
-    monkeypatch.setattr(norms, "IN_PLACE_BYTES", 2048)
+    monkeypatch.setattr(layers, "IN_PLACE_BYTES", 2048)
     module = make(family, 4)
     if adapting:
         freeze_but_norms(module)

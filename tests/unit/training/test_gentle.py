@@ -13,12 +13,11 @@ from tailor_ir import SuperNet
 from tasks.base.progress import Silent
 from tasks.data import DataSettings
 from tasks.data.problems import Tallied
-from tasks.evaluation.ends import Ends
 from tasks.evaluation.subnets import Accuracy
+from tasks.evaluation.subnets.evaluations import Ends
 from tasks.training.finetune import Settings, checkpoint, launcher
-from tasks.training.finetune.job import Job
-from tasks.training.finetune.networks.better import BeforeWeights
-from tasks.training.finetune.phases import GENTLE, REFINING, phases_of
+from tasks.training.finetune.checkpoint import BeforeWeights
+from tasks.training.finetune.job import GENTLE, REFINING, Job, phases_of
 from tasks.training.finetune.settings import TrainSettings
 
 ONNX = {"kind": "onnx", "path": "net.onnx"}

@@ -13,10 +13,10 @@ import tailor_ir
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.description import DATA_FILE, remember, remembered
-from tasks.evaluation.confusions import BASE, CONFUSIONS_FILE, read_confusions
+from tasks.data.dataset import DATA_FILE, remember, remembered
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.subnets import count_correct
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, read_confusions
 from tasks.training import compile
 from tasks.training.evaluate_given import evaluate_file, evaluate_supernet
 

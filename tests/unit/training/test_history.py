@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.base.artifacts import append_line, line_of, read_lines
-from tasks.training.finetune.history import Tail, rewind
+from tasks.training.finetune.checkpoint import Tail, rewind
 
 
 def write(history: Path, *steps: int, note: str = "") -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tasks.training.finetune.losses import _clipped, alpha_divergence, loss_of, soft_cross_entropy
+from tasks.training.finetune.numerics import _clipped, alpha_divergence, loss_of, soft_cross_entropy
 from tasks.training.finetune.settings import Settings, TrainSettings
 
 CLASSES = 7

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tasks.training.finetune.mixing import Mixing, mix
+from tasks.training.finetune.settings import Mixing, mix
 
 CLASSES = 8
 KEY = (3, 17, 1)

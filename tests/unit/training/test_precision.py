@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.training.finetune.precision import has_unseen_taps, mixed_precision
+from tasks.training.finetune.numerics import has_unseen_taps, mixed_precision
 
 CPU = torch.device("cpu")
 

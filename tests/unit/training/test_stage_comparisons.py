@@ -19,11 +19,10 @@ from tasks.data import DataSettings
 from tasks.training import base_network as base
 from tasks.training import compile as compiling
 from tasks.training import evaluate_given as given
-from tasks.training import finetune
+from tasks.training import finetune, pretraining
 from tasks.training.finetune import checkpoint, launcher
 from tasks.training.finetune.job import Job
-from tasks.training.pretraining import elastic, joining
-from tasks.training.pretraining.settings import Settings as Pretraining
+from tasks.training.finetune.settings import PretrainingSettings as Pretraining
 from tests.support.finetune.two_parts import MODEL
 
 DIGITS = DataSettings(kind="digits", resolution=8, augment=False)
@@ -159,7 +158,7 @@ FIRST = Pretraining(backbone="backbone", data=DIGITS, classifier_images=IMAGES)
 
 
 def cut_out(supernet: Path, folder: Path) -> Stage:
-    return lambda: elastic.run(FIRST, COMPILING, MODEL, SPACE, supernet, folder, SILENT)
+    return lambda: pretraining.make_backbone(FIRST, COMPILING, MODEL, SPACE, supernet, folder, SILENT)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +174,7 @@ def test_backbone_compares_the_forms_of_its_supernet(supernet: Path, tmp_path: P
 
 
 def join(supernet: Path, backbone: Path, folder: Path) -> Stage:
-    return lambda: joining.run("backbone", DIGITS, IMAGES, supernet, backbone, folder, SILENT)
+    return lambda: pretraining.join("backbone", DIGITS, IMAGES, supernet, backbone, folder, SILENT)
 
 
 def test_join_compares_the_network_whose_weights_are_as_they_were(

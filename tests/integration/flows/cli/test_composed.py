@@ -14,8 +14,8 @@ from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from tasks.base.errors import UserError
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.front import Winner
+from tasks.base.schemas.placed import ChosenSubNet
+from tasks.base.schemas.winners import Winner
 
 WORDS = ["space.resolution=[24,32]", "finetune.epochs=3", "device=[ncnn]"]
 

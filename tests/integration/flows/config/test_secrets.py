@@ -9,7 +9,7 @@ from flows.cli import main
 from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
-from flows.operations.deployments.form import composed
+from flows.operations.deployments import composed
 from flows.pipeline.tracking import flatten
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError

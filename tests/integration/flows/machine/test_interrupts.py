@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from flows.machine.signals import AT_ONCE, interruptible_again
+from flows.machine import AT_ONCE, interruptible_again
 
 START = """
 import asyncio, atexit, os, signal, sys, time
 from contextlib import suppress
-from flows.machine.signals import Terminated, interruptible, interruptible_again, is_interrupted
+from flows.machine import Terminated, interruptible, interruptible_again, is_interrupted
 def interrupt(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 """

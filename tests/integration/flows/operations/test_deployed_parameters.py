@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.operations.deployments.form import named_run
-from flows.operations.deployments.parameters import FORMS, check_parameters
+from flows.operations.deployments import named_run
+from flows.operations.deployments.checks import FORMS, check_parameters
 from tests.support.docs.documents import ROOT
 
 DEPLOYED = "flows/operations/deployments/deployed.py"

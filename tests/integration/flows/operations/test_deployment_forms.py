@@ -14,10 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from flows.config import AdaptConfig, DeployConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import config_groups, validate
-from flows.operations.deployments import form
-from flows.operations.deployments.schema import settings_schema
-from flows.pipeline.adapt import adapt
-from flows.pipeline.flow import pipeline
+from flows.operations import deployments
+from flows.operations.deployments import settings_schema
+from flows.pipeline.tailoring import adapt, pipeline
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tests.support.golden.comparison import UPDATE, check
@@ -26,7 +25,7 @@ from tests.support.golden.fixtures import FILES
 
 def of_form(fields: list[str], overrides: list[str] | None = None, settings: Any = None) -> RunConfig:
     """What a form runs."""
-    return validate(RunConfig, form.composed("config", fields, overrides or [], settings))
+    return validate(RunConfig, deployments.composed("config", fields, overrides or [], settings))
 
 
 def of_words(*words: str) -> RunConfig:
@@ -35,36 +34,41 @@ def of_words(*words: str) -> RunConfig:
 
 
 def test_an_empty_form_is_the_command_without_options() -> None:
-    assert of_form([*form.run_words("none", ""), *form.common_words("default", "", [], [], "")]) == of_words()
+    assert (
+        of_form([*deployments.run_words("none", ""), *deployments.common_words("default", "", [], [], "")])
+        == of_words()
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "kind"), [("resnet26", "timm"), ("my nets/a 'b'.onnx", "onnx"), ("package.nets:make", "callable")]
 )
 def test_a_network_is_named_by_one_field(model: str, kind: str) -> None:
-    found = of_form(form.run_words("none", model)).model
+    found = of_form(deployments.run_words("none", model)).model
     assert found.kind == kind
     assert (str(found.path) if kind == "onnx" else found.name) == model
 
 
 def test_fields_are_words_of_the_command_line() -> None:
     fields = [
-        *form.run_words("quick", "resnet26"),
-        *form.common_words("imagefolder", "my photos", ["ncnn"], [1, 2.5], "a b"),
+        *deployments.run_words("quick", "resnet26"),
+        *deployments.common_words("imagefolder", "my photos", ["ncnn"], [1, 2.5], "a b"),
     ]
     words = ["+preset=quick", "model=timm", "model.name=resnet26", "data=imagefolder", "data.path='my photos'"]
     assert of_form(fields) == of_words(*words, "device=[ncnn]", "search.budgets_ms=[1,2.5]", "output_dir='a b'")
 
 
 def test_fields_of_a_deployment_onto_a_device_are_words_of_the_command_line() -> None:
-    fields = form.deploy_words("ncnn", "my nets/bundle", "a b")
-    found = validate(DeployConfig, form.composed("deploy", fields, ["deploy.port=8081"], {"deploy": {"keep": 3}}))
+    fields = deployments.deploy_words("ncnn", "my nets/bundle", "a b")
+    found = validate(
+        DeployConfig, deployments.composed("deploy", fields, ["deploy.port=8081"], {"deploy": {"keep": 3}})
+    )
     words = ["device=[ncnn]", "deploy.bundle='my nets/bundle'", "output_dir='a b'", "deploy.port=8081", "deploy.keep=3"]
     assert found == validate(DeployConfig, compose_config("deploy", words))
 
 
 def test_overrides_count_over_fields_and_settings_over_both() -> None:
-    fields = form.common_words("digits", "", ["ncnn"], [1.0], "")
+    fields = deployments.common_words("digits", "", ["ncnn"], [1.0], "")
     overrides = ["data=glyphs", "finetune.epochs=7", "base.epochs=7", "search.budgets_ms=[2]"]
     found = of_form(fields, overrides, {"finetune": {"epochs": 9}, "search": {"budgets_ms": None}})
     assert (found.data.kind, found.data.resolution) == ("glyphs", 64)
@@ -75,7 +79,7 @@ def test_what_was_not_entered_leaves_a_preset_as_it_is() -> None:
     unopened = dict.fromkeys(settings_schema(RunConfig)["properties"])
     opened = {**unopened, "finetune": {"epochs": 9, "channels_last": None}, "base": {}}
     expected = of_words("+preset=nightly", "finetune.epochs=9")
-    assert of_form(form.run_words("nightly", ""), settings=opened) == expected
+    assert of_form(deployments.run_words("nightly", ""), settings=opened) == expected
 
 
 @pytest.mark.few("parquet")
@@ -180,10 +184,10 @@ def test_the_schema_checks_types_limits_and_names(settings: Any, valid: bool) ->
 
 
 def test_options_are_those_of_the_groups() -> None:
-    shown = TypeAdapter(form.Preset).json_schema()["enum"]
+    shown = TypeAdapter(deployments.Preset).json_schema()["enum"]
     assert shown == ["none", *config_groups()["preset"]]
     with pytest.raises(ValidationError, match=r"got 'nigtly'; allowed: .*did you mean 'nightly'"):
-        TypeAdapter(form.Preset).validate_python("nigtly")
+        TypeAdapter(deployments.Preset).validate_python("nigtly")
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from alembic.script import ScriptDirectory
 
-from flows.pipeline.tracking import databases, start_tracking
+from flows.pipeline.tracking import start_tracking, tracker
 from flows.pipeline.tracking.addresses import address_of
 from tasks.base.errors import UserError
 
@@ -39,7 +39,7 @@ start_tracking(address_of(sys.argv[1]), "tests", "k", "net")
 def half_made(file: Path) -> None:
     """A database with tables that its version does not tell of, as a kill leaves it."""
     made = file.with_suffix(".killed")
-    databases.made_whole(made)
+    tracker.made_whole(made)
     scripts = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
     earlier = [one.revision for one in scripts.walk_revisions()][20]
     with closing(sqlite3.connect(made)) as database, database:
@@ -81,9 +81,9 @@ def test_a_half_made_database_with_runs_is_refused_and_kept(tmp_path: Path) -> N
 
 def test_a_database_of_a_newer_mlflow_stays(tmp_path: Path) -> None:
     file = tmp_path / "mlflow.db"
-    databases.made_whole(file)
+    tracker.made_whole(file)
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
     before = file.read_bytes()
-    assert databases.made_whole(file) is None
+    assert tracker.made_whole(file) is None
     assert file.read_bytes() == before

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from flows.cli import main
-from flows.storage.address import OutputPlace, local_folder
+from flows.storage import OutputPlace, local_folder
 
 SECRET = "wJalrXUtnFEMI"
 PLACE: TypeAdapter[Path | str] = TypeAdapter(OutputPlace)

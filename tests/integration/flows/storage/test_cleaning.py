@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.storage import manifests
-from flows.storage.cleaning.contents import ContentCleaner
-from flows.storage.cleaning.leftovers import Leftover, LeftoverState
-from flows.storage.cleaning.references import LIST_FILE, StageList
-from flows.storage.cleaning.urls import UrlCleaner
+from flows.storage import publishing
+from flows.storage.cleaning import ContentCleaner, Leftover, LeftoverState, UrlCleaner
 from flows.storage.objects import Objects, open_objects
-from tasks.base.artifacts.digests import FileDigest, FolderRecord
+from flows.storage.sharing import LIST_FILE, StageList
+from tasks.base.artifacts.folders import FileDigest, FolderRecord
 from tasks.base.errors import UserError
 from tests.support.storage.machine import NAME, STAGE, Machine, contents, fill, learning
 from tests.support.threads import beside
@@ -79,7 +77,7 @@ def test_what_no_folder_refers_to_goes_once_it_is_old(url: str, tmp_path: Path) 
 def test_a_file_that_was_left_over_stays_while_a_stage_that_has_it_is_published(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifests, "AT_ONCE", 1)  # files one after the other: the left over one is found first
+    monkeypatch.setattr(publishing, "AT_ONCE", 1)  # files one after the other: the left over one is found first
     first, other = marked(bucket, tmp_path / "1"), Machine(bucket, tmp_path / "2")
     storage, upload = open_objects(bucket), first.mirror.objects.upload
     kept, gone = left_over(storage, tmp_path / "torn"), f"files/{'0' * 64}"
@@ -130,7 +128,7 @@ def test_whoever_publishes_waits_for_a_removal_and_then_brings_what_has_gone(
 def test_a_stage_that_is_replaced_while_it_comes_is_brought_as_it_is_then(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifests, "AT_ONCE", 1)
+    monkeypatch.setattr(publishing, "AT_ONCE", 1)
     first, reader = marked(bucket, tmp_path / "1"), Machine(bucket, tmp_path / "2")
     first.work()
     download = reader.mirror.objects.download

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.machine.locks import only_run
-from flows.storage.cleaning.folders import FolderCleaner
-from flows.storage.sharing import StageElsewhere, database_turn, run_locks, session
-from flows.storage.sharing.session import LockSession
+from flows.machine import only_run
+from flows.storage.cleaning import FolderCleaner
+from flows.storage.sharing import StageElsewhere, database_turn, run_locks
+from flows.storage.sharing import database as session
+from flows.storage.sharing.database import LockSession
 from tasks.base.artifacts import Store
 from tasks.base.errors import UserError
 from tests.support.postgres import Postgres
@@ -24,7 +25,7 @@ from tests.support.threads import all_at_once
 WITHIN_S = 120.0
 HOLDER = """
 import sys
-from flows.storage.sharing.session import LockSession
+from flows.storage.sharing.database import LockSession
 with LockSession(sys.argv[1], "locks") as held:
     print(held.take("stage"), flush=True)
     sys.stdin.read()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.operations.nightly.causes import changed_inputs, changed_stages, table_differences
+from flows.operations.nightly.record import changed_inputs, changed_stages, table_differences
 from flows.pipeline.devices import Devices
 from flows.pipeline.run import Surroundings
-from flows.storage.measured import SharedLines, SharedNights, SharedTables
+from flows.storage.mirror import SharedLines, SharedNights, SharedTables
 from flows.storage.objects import open_objects
 from tasks.base.artifacts import Store, SubNetStore, append_line, read_lines
 from tasks.base.progress import Silent
-from tasks.measuring.lut import LutStore, parts
+from tasks.measuring.lut import LutStore, table
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.operations.nightly import History, StageNight
 from tests.support.damage import flip
@@ -28,7 +28,7 @@ KEY = {"supernet": "abc"}
 WRITER = """
 import sys
 from pathlib import Path
-from flows.storage.measured import SharedLines, SharedTables
+from flows.storage.mirror import SharedLines, SharedTables
 from flows.storage.objects import open_objects
 from tasks.measuring.lut import LutStore
 from tests.integration.flows.storage.test_shared_measurements import ROUNDS, measure
@@ -91,7 +91,7 @@ def test_a_damaged_part_is_measured_again_and_is_not_brought_again(url: str, tmp
     SharedTables(open_objects(url), "luts", tmp_path / "1").publish()
     tables = SharedTables(open_objects(url), "luts", tmp_path / "2")
     assert tables.fetch() == 1
-    (part,) = (tmp_path / "2").glob(f"*/{parts.PARTS}")
+    (part,) = (tmp_path / "2").glob(f"*/{table.PARTS}")
     flip(part)
     store = LutStore(tmp_path / "2")
     assert "is damaged: set aside as" in next(store.mend(DEVICE))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.storage import manifests
+from flows.storage import publishing
 from flows.storage.leases import BEATS, Holding
 from flows.storage.mirror import Mirror
 from flows.storage.objects import open_objects
@@ -72,7 +72,7 @@ def test_a_torn_upload_is_no_stage_and_goes_on_from_there(s3: S3, bucket: str, t
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     storage = open_objects(bucket)
     assert len(storage.names("files")) == files
-    assert not manifests.is_there(storage, NAME)
+    assert not publishing.is_there(storage, NAME)
     assert not Mirror(storage, tmp_path / "2").fetch(NAME)
     first = Machine(bucket, tmp_path / "1")
     before = len(s3.written())

@@ -17,15 +17,14 @@ from profiling_agents.messages import ActivationCoding
 from tailor_ir import find_pieces
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.base.schemas.chosen import ChosenSubNet
-from tasks.base.schemas.placed import JOINT_FILE, JointFront
+from tasks.base.schemas.placed import JOINT_FILE, ChosenSubNet, JointFront
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
-from tasks.placement.joint.losses import CodingLosses, measured_losses
-from tasks.placement.joint.stage import search_jointly
+from tasks.placement.codings import CodingLosses, measured_losses
+from tasks.placement.joint import search_jointly
 from tasks.placement.partition import PartitionAnswer, PlacementSettings, open_tables
-from tasks.search.choose.placed import joint_table, placed_tables
 from tasks.search.settings import Settings
+from tasks.search.terminal import joint_table, placed_tables
 from tests.support.ir.networks import small_net
 from tests.support.joint.problems import random_accuracy
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.priority import run_at, step_back
+from adaptive_runtime.base.process import run_at, step_back
 
 
 def nicenesses(*wanted: int) -> list[list[int]]:

@@ -23,7 +23,7 @@ from adaptive_runtime.local_search import (
     known_latencies,
     search,
 )
-from adaptive_runtime.local_search.state import STATE_FILE, SearchState
+from adaptive_runtime.local_search.evaluation import STATE_FILE, SearchState
 from tests.support.runtime.bundled import write_plain_bundle
 from tests.support.runtime.searching import SearchingDevice, searching_device
 

@@ -24,15 +24,10 @@ from adaptive_runtime.bundle.bundles import (
 )
 from adaptive_runtime.bundle.chains import ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.model.adapting import (
-    Adaptation,
-    AdaptingOptions,
-    BundleVariants,
-    DecisionRecord,
-    LoadEstimate,
-    ServedRun,
-)
-from adaptive_runtime.model.adapting.caution import AIMED_AT, Caution
+from adaptive_runtime.model.adapting import Adaptation, ServedRun
+from adaptive_runtime.model.estimate import AIMED_AT, Caution, LoadEstimate
+from adaptive_runtime.model.options import AdaptingOptions
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoiceState,
@@ -46,6 +41,7 @@ from adaptive_runtime.policy import (
     WarmFirst,
     replay,
 )
+from adaptive_runtime.policy.decisions import DecisionRecord
 from adaptive_runtime.policy.inputs import deviations
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.state.sensing import SensedState

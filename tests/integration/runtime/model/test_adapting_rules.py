@@ -9,7 +9,8 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
-from adaptive_runtime.model.adapting import Adaptation, BundleVariants
+from adaptive_runtime.model.adapting import Adaptation
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import ChoiceLimits, ChoiceRules, parse_rules, read_log, replay
 from adaptive_runtime.state.sensing import SensedState
 from benchmarks.simulation.published import FixedChoice

@@ -21,7 +21,7 @@ from adaptive_runtime.model.deployed import DeployedModel
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.pool.prepared import PreparedFiles
 from adaptive_runtime.pool.preparing import PreparationOrder
-from adaptive_runtime.pool.scaling import BILINEAR, scaling
+from adaptive_runtime.pool.variants import BILINEAR, scaling
 from tests.support import examples
 from tests.support.runtime import deployed
 from tests.support.runtime.deployed import IMAGES, TOLERANCE, Written, differs

@@ -16,13 +16,12 @@ import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleFormat, BundleManifest, OpenBundle
-from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.inference import InferenceFormat
-from adaptive_runtime.server.load import LoadWatch
 from adaptive_runtime.server.metrics import ServiceMetrics
-from adaptive_runtime.server.models import ServedModel
-from adaptive_runtime.server.remembered import ChoiceMemory
+from adaptive_runtime.server.recent import ChoiceMemory
+from adaptive_runtime.server.served import LoadWatch, ServedModel
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.asking import Answers, answers_while_switched
 from tests.support.runtime.bundled import write_plain_bundle

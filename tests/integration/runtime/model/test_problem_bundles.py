@@ -14,10 +14,10 @@ import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest, OpenBundle
-from adaptive_runtime.model.deployed.decoding import DECODERS, SEGMENTATION, SEVERAL_CLASSES
+from adaptive_runtime.model.answers import DECODERS, SEGMENTATION, SEVERAL_CLASSES
 from adaptive_runtime.samples.boxes import SSDLITE, detect
 from adaptive_runtime.server.inference import NOTHING, InferenceFormat, read, written
-from conf.networks import super_resolution
+from conf.networks import restoration
 from tasks.data.problems import CLASSIFICATION, PROBLEMS, SUPER_RESOLUTION
 from tasks.data.problems import SEGMENTATION as SEGMENTATION_RECORD
 from tests.support.boxes.small_detectors import ssdlite
@@ -102,7 +102,7 @@ def test_a_segmenter_answers_with_the_class_of_each_pixel(segmenter: Written) ->
 
 def test_super_resolution_answers_with_larger_images_whatever_a_subnet_takes(tmp_path: Path) -> None:
     problem = SUPER_RESOLUTION[2]
-    bundle, largest, smallest = made = _bundle(tmp_path, super_resolution.network, problem.name)
+    bundle, largest, smallest = made = _bundle(tmp_path, restoration.super_resolution, problem.name)
     with adaptive_runtime.load(bundle.folder, prepares=False) as model:
         model.use(largest)
         images = model.infer(_images(bundle)).images

@@ -27,8 +27,8 @@ from profiling_agents.messages import (
     SentProbe,
     coded_bytes,
 )
-from profiling_agents.serving.segments.giving import GivingValues
-from profiling_agents.streams.proofs import proof_of
+from profiling_agents.serving.giving import GivingValues
+from profiling_agents.streams import proof_of
 from tests.integration.agents.test_agents_cli import write_certificate
 from tests.integration.runtime.offload.test_segments_attacks import FP32, Caller, calling, frame, loaded
 from tests.support.agents.agent_processes import TOKEN, refused, soon

@@ -13,8 +13,7 @@ from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
 from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tasks.base.errors import UserError
 from tasks.placement.partition import Settings, open_tables, plan_partition, write_parts, write_plans
-from tasks.placement.partition.checked import ExportedParts
-from tasks.placement.partition.ncnn_files import write_ncnn
+from tasks.placement.partition.parts import ExportedParts, write_ncnn
 from tests.support.agents.agent_processes import soon
 from tests.support.links.devices import Reference, are_in, inputs, same, serving
 from tests.support.partition.finished_run import finished_run

@@ -18,19 +18,22 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle, SubNetMemory
-from adaptive_runtime.model.adapting import Adaptation, BundleVariants, ServedRun
-from adaptive_runtime.model.adapting.caution import FIRST_REST
+from adaptive_runtime.model.adapting import Adaptation, ServedRun
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.model.deployed.standing_in import StandIns
+from adaptive_runtime.model.estimate import FIRST_REST
+from adaptive_runtime.model.serving import StandIns
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.offload.placed import (
+    HALF_S,
     NetworkRuntime,
     PlacedRun,
     PlacedSubNet,
-    PlacedSubNets,
+    RunRatio,
     StandInTimes,
+    expected,
 )
-from adaptive_runtime.offload.placed.expected import HALF_S, RunRatio, expected
+from adaptive_runtime.offload.rows import PlacedSubNets
 from adaptive_runtime.offload.split import (
     HOME,
     LinkUse,
@@ -42,7 +45,7 @@ from adaptive_runtime.offload.split import (
 )
 from adaptive_runtime.policy import RequestProgress, read_log, replay
 from adaptive_runtime.pool import Variant, VariantError
-from tasks.placement.partition.coded import CodedSubNet
+from tasks.placement.codings import CodedSubNet
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import are_in, serving
 from tests.support.links.relay import address_of, relayed

@@ -27,7 +27,7 @@ from profiling_agents.messages import (
     SentFile,
     SentProbe,
 )
-from profiling_agents.streams.wire import LENGTHS, MAGIC, PREFIX
+from profiling_agents.streams import LENGTHS, MAGIC, PREFIX
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import ServingDevice
 

@@ -11,7 +11,7 @@ import pytest
 
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.offload.links import Peer, SharedLink
-from adaptive_runtime.offload.placed import PlacedSubNets
+from adaptive_runtime.offload.rows import PlacedSubNets
 from adaptive_runtime.offload.split import SplitSubNet
 from tests.support.links.devices import ServingDevice, are_in, serving
 from tests.support.runtime.placed import SERVER, write_placed_bundle

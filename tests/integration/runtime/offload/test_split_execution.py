@@ -10,10 +10,10 @@ import pytest
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
-from adaptive_runtime.offload.split.home import HomeSegments, Loaded
+from adaptive_runtime.offload.split.segments import HomeSegments, Loaded
 from benchmarks.day_played import SlowerHome
 from profiling_agents.messages import ActivationCoding
-from tasks.placement.partition.coded import CodedSubNet
+from tasks.placement.codings import CodedSubNet
 from tests.support.agents.agent_processes import soon
 from tests.support.links.devices import Array, Reference, ServingDevice, are_in, inputs, same
 

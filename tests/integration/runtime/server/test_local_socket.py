@@ -17,9 +17,7 @@ import pytest
 import adaptive_runtime
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.server.inference import MOST_SAMPLES
-from adaptive_runtime.server.local import listening
-from adaptive_runtime.server.local.listener import MOST_CLIENTS
-from adaptive_runtime.server.local.socket_file import MOST_PATH_BYTES
+from adaptive_runtime.server.local import MOST_CLIENTS, MOST_PATH_BYTES, listening
 from profiling_agents.messages import MIB
 from tests.support.runtime.fixtures import LOCAL_QUEUE, LocalServed
 from tests.support.runtime.local_client import PREFIX, REQUEST, LocalClient, request

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
-from adaptive_runtime.model.adapting import BundleVariants
+from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import read_log
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail
 from tests.support.runtime.service_process import INFER, Served, body, images, refused, served, soon

@@ -13,8 +13,8 @@ import pytest
 
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.server import TOKEN_VARIABLE
+from adaptive_runtime.server.bundles import CRASHED_FILE, LAST_STACKS_FILE, STACKS_FILE, Crash, CrashedSubNets
 from adaptive_runtime.server.inference import MOST_SAMPLES
-from adaptive_runtime.server.models.crashes import CRASHED_FILE, LAST_STACKS_FILE, STACKS_FILE, Crash, CrashedSubNets
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail, put_first
 from tests.support.runtime.service_process import INFER, TOKEN, Served, ask, body, images, served, soon
 from tests.support.threads import beside
@@ -52,7 +52,7 @@ CRASHES_INSIDE = """
 import ctypes, sys, threading
 from pathlib import Path
 import adaptive_runtime
-from adaptive_runtime.server.models.crashes import crashes_recorded
+from adaptive_runtime.server.bundles import crashes_recorded
 class SignalEvent(ctypes.Structure):  # struct sigevent
     _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("notify", ctypes.c_int),
                 ("function", ctypes.c_void_p), ("rest", ctypes.c_byte * 40)]

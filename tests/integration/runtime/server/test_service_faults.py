@@ -26,8 +26,8 @@ import pytest
 from adaptive_runtime.server import TOKEN_VARIABLE
 from adaptive_runtime.server.answering import BODY_S
 from adaptive_runtime.server.inference import MOST_SAMPLES
-from adaptive_runtime.server.remembered import FILE
-from profiling_agents.network.places import HEAD_LIMIT_S
+from adaptive_runtime.server.recent import FILE
+from profiling_agents.network.guard import HEAD_LIMIT_S
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail
 from tests.support.runtime.service_process import (
     AUTHORIZATION,

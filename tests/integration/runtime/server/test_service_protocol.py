@@ -12,8 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import adaptive_runtime
-from adaptive_runtime.server.protocol import LENGTH_HEADER
-from adaptive_runtime.server.tensors import DATATYPES
+from adaptive_runtime.server.protocol import DATATYPES, LENGTH_HEADER
 from tests.support.runtime.service_process import INFER, SAMPLE, Served, body, error_of, images, refused, served
 
 MAX_BODY_MIB = 1

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from adaptive_runtime.server.refusals import RequestRefused
-from adaptive_runtime.server.tensors import DATATYPES, NamedTensor, pack, split, unpack, values_of
+from adaptive_runtime.server.protocol import DATATYPES, NamedTensor, RequestRefused, pack, split, unpack, values_of
 from tests.support import examples
 
 FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}

@@ -30,8 +30,7 @@ from adaptive_runtime.state.traces.burner import (
     walking,
 )
 from profiling_agents.messages import MIB
-from profiling_agents.sensing.caches import last_level_cache_bytes
-from profiling_agents.sensing.machine import available_cores
+from profiling_agents.sensing.machine import available_cores, last_level_cache_bytes
 from tests.support import examples
 from tests.support.runtime.device_files import write
 from tests.support.runtime.service_process import soon

@@ -18,9 +18,9 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.server.load import LoadTold
+from adaptive_runtime.server.metrics import state_told
 from adaptive_runtime.server.recent import RecentService
-from adaptive_runtime.server.told import state_told
+from adaptive_runtime.server.served import LoadTold
 from adaptive_runtime.weights import (
     AdaptedSubnet,
     GuardSettings,
@@ -29,8 +29,8 @@ from adaptive_runtime.weights import (
     WeightMethod,
     WeightOptions,
 )
-from adaptive_runtime.weights.gradients.operators import OPERATORS
-from adaptive_runtime.weights.side_file import AdaptedFiles, KeptWeights
+from adaptive_runtime.weights.gradients import OPERATORS
+from adaptive_runtime.weights.weights import AdaptedFiles, KeptWeights
 from tests.support.runtime.device_files import write
 from tests.support.runtime.drifting import drifted, error, followed, kinds, pictures, serving_adapted
 from tests.support.runtime.service_process import INFER, body, refused, served, soon

@@ -17,9 +17,9 @@ import adaptive_runtime
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, AdaptationSource
 from adaptive_runtime.model.deployed import DeployedModel
 from adaptive_runtime.weights import AdaptedSubnet, GuardSettings, NormStatistics, WeightOptions
+from adaptive_runtime.weights.adaptation import image_alignment
 from adaptive_runtime.weights.aligning import AlignedView, AlignmentDecision
-from adaptive_runtime.weights.side_file import AdaptedFiles, KeptWeights
-from adaptive_runtime.weights.subnet import image_alignment
+from adaptive_runtime.weights.weights import AdaptedFiles, KeptWeights
 from tests.support.runtime.bundled import OBSERVED_IMAGES
 from tests.support.runtime.drifting import error, followed, kinds, pictures, serving_adapted
 from tests.support.threads import beside

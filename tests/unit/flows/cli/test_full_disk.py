@@ -15,8 +15,7 @@ import profiling_agents.cli
 from flows.cli import entry
 from profiling_agents.lines import full_disk
 from tasks.base.artifacts import write_json
-from tasks.base.errors import UserError
-from tasks.base.shortage import shortage
+from tasks.base.errors import UserError, shortage
 
 
 def os_error(number: int) -> OSError:

@@ -10,7 +10,7 @@ import pytest
 from flows.config import AdaptConfig, RunConfig
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups, validate
-from flows.pipeline.stages.inputs import model_key
+from flows.pipeline.stages.spec import model_key
 from tasks.base.errors import UserError
 from tasks.evaluation.models import ModelSettings, carry_origin, origin_of, remember_origin
 from tests.support import long

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.machine.locks import in_turn, only_run
+from flows.machine import in_turn, only_run
 from tasks.base.errors import UserError
 from tests.support.threads import all_at_once
 

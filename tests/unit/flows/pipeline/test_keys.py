@@ -7,9 +7,8 @@ import pytest
 
 from flows.config import RunConfig
 from flows.pipeline.run import Output, Run
-from flows.pipeline.stages.inputs import data_key
-from flows.pipeline.stages.spec import Context
-from flows.pipeline.stages.table import PIPELINE
+from flows.pipeline.stages import PIPELINE
+from flows.pipeline.stages.spec import Context, data_key
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings

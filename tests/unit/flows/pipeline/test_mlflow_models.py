@@ -8,8 +8,8 @@ import mlflow.pyfunc
 import numpy as np
 
 from flows.config import RunConfig
+from flows.pipeline.tracking import description, flatten, headline_lines, models_lines, parameters
 from flows.pipeline.tracking.models import write_models
-from flows.pipeline.tracking.overview import description, flatten, headline_lines, models_lines, parameters
 from tasks.base.artifacts import digest_of
 from tests.support.flows.made_exports import made_exports
 

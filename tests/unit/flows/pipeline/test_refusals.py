@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from flows.config import AdaptConfig, RunConfig
-from flows.operations.deployments.folder import fault_of
+from flows.operations.deployments.checks import fault_of
 from flows.pipeline.refusals import check_given, check_places, check_writable
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tasks.data.source import check_folder
-from tasks.evaluation.models.refusals import check_named
-from tasks.evaluation.models.settings import ModelSettings
+from tasks.evaluation.models.settings import ModelSettings, check_named
 from tasks.search.settings import Settings as SearchSettings
 from tests.support.docs.documents import ROOT
 

@@ -39,7 +39,7 @@ def fill_disk() -> None:
 def test_what_has_run_out_is_one_line_and_nothing_is_lost(fill: Callable[[], None], line: str, tmp_path: Path) -> None:
     config = validate(RunConfig, compose_config("config", [*TINY, f"output_dir={tmp_path / 'out'}"]))
     stage = StageRun(
-        name="enumerate", modules=("tasks.measuring.enumerate",), settings={}, inputs=(line,), artifacts=()
+        name="enumerate", modules=("tasks.measuring.operators",), settings={}, inputs=(line,), artifacts=()
     )
 
     def body(out: Path, _: Progress) -> dict[str, Any]:

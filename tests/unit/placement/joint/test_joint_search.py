@@ -6,9 +6,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from solvers.partition import PartitionPlanner, plan_of, stays
-from tasks.placement.joint import JointSearch
-from tasks.placement.joint.described import problem_of
-from tasks.search.terms import FORBIDDEN_MS
+from tasks.placement.joint import problem_of
+from tasks.placement.joint_problem import JointSearch
+from tasks.search.problem import FORBIDDEN_MS
 from tests.support import examples
 from tests.support.joint.problems import NAMES, all_codes, net_of, random_search
 

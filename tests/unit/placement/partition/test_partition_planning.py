@@ -20,7 +20,7 @@ from tasks.placement.partition import (
     plan_partition,
     write_parts,
 )
-from tasks.report.partition.page import picture, render
+from tasks.report.partition import picture, render
 from tests.support.partition.finished_run import ENERGY_MJ, RATES, STEP_MS
 
 Run = tuple[Path, tailor_ir.SuperNet]

@@ -7,7 +7,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
 from tailor_ir.summary import Describer, describe
 from tests.support.ir.networks import small_net
 from tests.support.view.fixtures import Viewed

@@ -11,10 +11,9 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir import SuperNet
-from tailor_ir.spaces.variables import Config
+from tailor_ir.spaces.selectors import Config
 from tasks.base.pages.text import amount, count
-from tasks.report.view import SupernetView, gather, render
-from tasks.report.view.page import choices, shape, shapes, share, some
+from tasks.report.view import SupernetView, choices, gather, render, shape, shapes, share, some
 from tests.support.ir.networks import from_timm
 from tests.support.view.fixtures import Viewed
 from tests.unit.report.view.test_describe import built_parameters

@@ -22,7 +22,7 @@ from adaptive_runtime.local_search import (
     most_for_time,
     mutated,
 )
-from adaptive_runtime.local_search.prefixes import TIME_ANYWAY
+from adaptive_runtime.local_search.space import TIME_ANYWAY
 from tests.support import examples
 
 Graph = tuple[SegmentSpace, np.ndarray, np.ndarray]

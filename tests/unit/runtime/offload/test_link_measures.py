@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, LinkMeasures, MeasuredLink, ProbeBudget
-from adaptive_runtime.offload.links.measures import FIRST_BYTES, LEAST_BYTES, WeightedMean
-from adaptive_runtime.offload.links.probing import SHARE, SHARES, cost_bytes, probe_bytes
+from adaptive_runtime.offload.links.measures import (
+    FIRST_BYTES,
+    LEAST_BYTES,
+    SHARE,
+    SHARES,
+    WeightedMean,
+    cost_bytes,
+    probe_bytes,
+)
 from benchmarks.simulation.link_trace import BandwidthTrace, LinkRecorder
 from tests.support.runtime.device_files import Clock
 

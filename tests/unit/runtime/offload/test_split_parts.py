@@ -18,10 +18,9 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.offload.split import HOME, PlacedSegments, PreferredPlacements, SplitNetwork, SplitSubNet
-from adaptive_runtime.offload.split.checks import SpotCheck, largest_difference
-from adaptive_runtime.offload.split.schedule import latest_starts
+from adaptive_runtime.offload.split.runner import SpotCheck, largest_difference, latest_starts
 from profiling_agents.messages import ActivationCoding, ServedSubNet, coded_bytes
-from profiling_agents.streams.activations import STEPS, decoded, decoded_all, encoded
+from profiling_agents.streams import STEPS, decoded, decoded_all, encoded
 
 CODINGS: tuple[ActivationCoding, ...] = ("fp32", "fp16", "int8")
 requests = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), min_size=1, max_size=6)

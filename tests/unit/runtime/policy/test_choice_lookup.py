@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.policy import ChoiceLimits, LoadFactors, VariantLookUp, VariantTable
-from adaptive_runtime.policy.rounding import MOST_ERRORS, rounded_errors
+from adaptive_runtime.policy.lookup import MOST_ERRORS, rounded_errors
 from tests.support import examples
 from tests.support.runtime.variants import by_trying_all, limits, load_factors, preference, tables
 

@@ -25,7 +25,7 @@ from adaptive_runtime.policy import (
     parse_rules,
     replay,
 )
-from adaptive_runtime.policy.objectives import Objective
+from adaptive_runtime.policy.lookup import Objective
 from adaptive_runtime.policy.rules import RuleCondition
 from adaptive_runtime.policy.scoring import ACCURACY_FIRST, ENERGY_FIRST, LATENCY_FIRST
 from tests.support import examples

@@ -25,10 +25,7 @@ from adaptive_runtime.policy import (
     VariantLookUp,
     VariantTable,
 )
-from adaptive_runtime.policy.scoring import ACCURACY_FIRST, CRITERIA, LATENCY_FIRST
-from adaptive_runtime.policy.scoring.battery import STEPS
-from adaptive_runtime.policy.scoring.hierarchy import SCALE
-from adaptive_runtime.policy.scoring.objective import KEPT_ORDERS
+from adaptive_runtime.policy.scoring import ACCURACY_FIRST, CRITERIA, KEPT_ORDERS, LATENCY_FIRST, SCALE, STEPS
 from benchmarks.lookup import limits_of, table_of
 from tests.support import examples
 from tests.support.runtime.variants import THREE, limits, load_factors, preference, tables

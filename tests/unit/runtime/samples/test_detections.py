@@ -12,12 +12,12 @@ from adaptive_runtime.samples.boxes import (
     RETINANET,
     SSDLITE,
     DetectionHead,
+    Size,
     detect,
     head_of,
     iou,
     suppressed,
 )
-from adaptive_runtime.samples.boxes.anchors import Size
 from tests.support.boxes.peers import drawn_raw, peer_anchors, peer_detections
 
 SIZES = ((96, 96), (128, 64), (100, 180))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.least_squares import RecursiveLeastSquares
+from adaptive_runtime.base.numbers import RecursiveLeastSquares
 from adaptive_runtime.state.forecast import Forecaster
 from tests.support import examples
 

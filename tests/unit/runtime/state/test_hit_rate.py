@@ -14,6 +14,10 @@ from hypothesis import strategies as st
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.state.sensing import SensedState, Sensing
 from adaptive_runtime.state.sensing.hit_rate import (
+    FEWEST,
+    PAGE_FAULTS,
+    SOFTWARE,
+    SYSCALLS,
     CacheCounters,
     CacheProbe,
     HitRate,
@@ -21,12 +25,9 @@ from adaptive_runtime.state.sensing.hit_rate import (
     PerfCounter,
     ProbeCalibration,
 )
-from adaptive_runtime.state.sensing.hit_rate.counters import PAGE_FAULTS, SOFTWARE, SYSCALLS
-from adaptive_runtime.state.sensing.hit_rate.learned import FEWEST
 from adaptive_runtime.state.sensing.state import HitRateSource
 from adaptive_runtime.state.traces.burner import PIECE, walking
-from profiling_agents.sensing.caches import CacheFlush, last_level_cache_bytes
-from profiling_agents.sensing.machine import available_cores
+from profiling_agents.sensing.machine import CacheFlush, available_cores, last_level_cache_bytes
 from tests.support import examples
 
 KNOWS_CACHES = sys.platform == "linux" and last_level_cache_bytes(available_cores()[0]) is not None
@@ -79,7 +80,7 @@ def test_a_device_without_counters_and_sizes_of_caches_tells_why_the_rate_is_unk
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(CacheCounters, "find", lambda cores: None)
-    monkeypatch.setattr("adaptive_runtime.state.sensing.hit_rate.probe.last_level_cache_bytes", lambda core: None)
+    monkeypatch.setattr("adaptive_runtime.state.sensing.hit_rate.last_level_cache_bytes", lambda core: None)
     chain = HitRate.calibrated()
     (told,) = caplog.messages
     assert told == (

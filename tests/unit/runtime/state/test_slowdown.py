@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.state.slowdown import SlowDown
-from adaptive_runtime.state.slowdown.own import PLACES
-from adaptive_runtime.state.slowdown.slowest import SlowestRequests
+from adaptive_runtime.state.factors import PLACES
+from adaptive_runtime.state.slowdown import SlowDown, SlowestRequests
 from tests.support import examples
 
 SEEDS = st.integers(0, 2**32 - 1)

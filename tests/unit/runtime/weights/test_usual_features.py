@@ -8,8 +8,8 @@ import pytest
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import AdaptableNet, AdaptableNorm, AdaptationSource
 from adaptive_runtime.weights import DriftDetector, UsualFeatures
-from adaptive_runtime.weights.profile import RIDGE, STATISTICS
-from adaptive_runtime.weights.subnet import image_alignment, usual_features
+from adaptive_runtime.weights.adaptation import image_alignment, usual_features
+from adaptive_runtime.weights.statistics import RIDGE, STATISTICS
 
 
 def correlated(count: int, features: int, rng: np.random.Generator, noise: float = 0.3) -> np.ndarray:

@@ -1,0 +1,254 @@
+"""Results of a deployed model: answers, and its state.
+
+Legend: N samples, K classes.
+
+Answers from raw outputs of SubNets that are more than the class of a sample: boxes, classes of pixels or words, images.
+
+Legend: N samples, P anchors, K classes, H height, W width; h, w those of a raw output.
+
+The interface of weights that follow a model's images; `adaptive_runtime.weights` has the class.
+
+Legend: N samples, C channels, H height, W width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.weight_options import WeightsState
+from adaptive_runtime.bundle.bundles import BundledNet, BundledSubNet, BundleFormat
+from adaptive_runtime.model.adapting import AdaptingState
+from adaptive_runtime.pool import Variant
+from adaptive_runtime.pool.variants import BILINEAR, scaling
+from adaptive_runtime.samples.boxes import HEADS, DetectionHead, Detections, detect
+
+
+class ModelAnswer(NamedTuple):
+    """The answer to a request, and its origin.
+
+    classes (N,): indices; logits (N, K): of the exits that answered. subnets, exits: by sample the digest of the SubNet and the
+    name of the exit. confidence (N,): by the measure of the thresholds, else the largest probability.
+    For bundles of boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the given images; logits
+    are then (N, 0), classes −1 and confidence 0. `images` (N, C, H, W) in [0, 1] are a network's output for the given images,
+    larger than these by super-resolution. `tags` (N, T) are the classes of words, −1 for words that the SubNet does not read.
+    If samples have several targets, `labels` has the class of each (N,) by target, numbered among all classes of the bundle,
+    and logits are those of all. latency_ms: of the whole request, from the call to this answer, with decoding. devices: those
+    that ran segments, if the SubNet is split over several. formats: by sample, of the files that answered.
+    """
+
+    classes: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    subnets: tuple[str, ...]
+    exits: tuple[str, ...]
+    confidence: NDArray[np.float64]
+    latency_ms: float
+    formats: tuple[BundleFormat, ...]
+    devices: tuple[str, ...] = ()
+    detections: tuple[Detections, ...] | None = None
+    masks: NDArray[np.int64] | None = None
+    labels: Mapping[str, NDArray[np.int64]] | None = None
+    images: NDArray[np.float32] | None = None
+    tags: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
+        """The answer of several runs, one after another."""
+        if len(runs) == 1:
+            return runs[0]._replace(latency_ms=latency_ms)
+        return cls(
+            np.concatenate([run.classes for run in runs]),
+            np.concatenate([run.logits for run in runs]),
+            tuple(chain.from_iterable(run.subnets for run in runs)),
+            tuple(chain.from_iterable(run.exits for run in runs)),
+            np.concatenate([run.confidence for run in runs]),
+            latency_ms,
+            tuple(chain.from_iterable(run.formats for run in runs)),
+            tuple(dict.fromkeys(chain.from_iterable(run.devices for run in runs))),
+            detections=None
+            if runs[0].detections is None
+            else tuple(box for run in runs for box in run.detections or ()),
+            masks=None
+            if runs[0].masks is None
+            else np.concatenate([run.masks for run in runs if run.masks is not None]),
+            labels=None
+            if runs[0].labels is None
+            else {name: np.concatenate([(run.labels or {})[name] for run in runs]) for name in runs[0].labels},
+            images=None
+            if runs[0].images is None
+            else np.concatenate([run.images for run in runs if run.images is not None]),
+            tags=None if runs[0].tags is None else np.concatenate([run.tags for run in runs if run.tags is not None]),
+        )
+
+    @property
+    def subnet(self) -> str:
+        """The digest of the SubNet that gave the last answer, usually all answers."""
+        return self.subnets[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A deployed model at one moment.
+
+    standby: the variant that is being loaded, to serve next. warm: variants that start without loading, the least recently used
+    first. taken_out: quarantined SubNets, each with one line; a SubNet may continue in another format. requests, switches:
+    since
+    loading. stood_in: runs that a fallback on this device answered, since other devices were not in time. latency_ms: of the
+    latest request; None: there was none. used_mib: growth of the process since before the first SubNet, as measured after the
+    latest loading. format: of the serving files, also if `serving` does not name it. adapting: load, forecast, slow-down and
+    the
+    last decision; None: the model does not adapt. budget_ms: of each run; None: the model does not adapt, or has no such limit.
+    weights: adaptations of SubNets to their images; None: weights stay fixed.
+    """
+
+    serving: Variant
+    standby: Variant | None
+    warm: tuple[Variant, ...]
+    taken_out: Mapping[str, str]
+    requests: int
+    switches: int
+    latency_ms: float | None
+    used_mib: float
+    budget_mib: float | None
+    format: BundleFormat
+    adapting: AdaptingState | None = None
+    weights: WeightsState | None = None
+    stood_in: int = 0
+    budget_ms: float | None = None
+
+
+SEGMENTATION, SEVERAL_CLASSES, RESTORATION, TAGGING = "segmentation", "several_classes", "restoration", "tagging"
+UNREAD = -1
+UPSCALES: Mapping[str, int] = MappingProxyType(
+    {RESTORATION: 1, **{f"super_resolution_x{upscale}": upscale for upscale in range(2, 9)}}
+)
+"""Factor of height and width from given to returned images, for each problem that returns images."""
+Array = NDArray[np.float32]
+
+
+class DecodedAnswers(NamedTuple):
+    """Answers for images, in their own pixels: the boxes of each image, or the class of each pixel (N, H, W).
+
+    Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle. Or images (N, C, H, W)
+    made of the given ones, with values in [0, 1], and larger by super-resolution. Or tags: the class of each word (N, T),
+    `UNREAD` for words that a SubNet does not read.
+    """
+
+    detections: tuple[Detections, ...] | None = None
+    masks: NDArray[np.int64] | None = None
+    labels: Mapping[str, NDArray[np.int64]] | None = None
+    images: NDArray[np.float32] | None = None
+    tags: NDArray[np.int64] | None = None
+
+
+RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]
+"""Decodes a flat raw output (N, numbers) of a SubNet in one format, for images of (height, width)."""
+
+
+def boxes_of(
+    head: DetectionHead, raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
+) -> DecodedAnswers:
+    """Boxes by a head; a SubNet with another image size gives them in its own pixels, so they are scaled."""
+    height, width = own = (subnet.input_shape[-2], subnet.input_shape[-1])
+    scale_4 = np.array([size[1] / width, size[0] / height] * 2, dtype=np.float32)
+    found = detect(head, raw_NV.reshape(len(raw_NV), head.positions(own), -1), own)
+    return DecodedAnswers(tuple(replace(one, boxes_N4=one.boxes_N4 * scale_4) for one in found))
+
+
+def masks_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
+    """The class of each pixel, by logits enlarged to the image."""
+    return DecodedAnswers(masks=_enlarged(raw_NV, net, size).argmax(1))
+
+
+def images_of(
+    upscale: int, raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
+) -> DecodedAnswers:
+    """Images, enlarged by the factor `upscale` from the size of the given ones."""
+    height, width = size
+    return DecodedAnswers(images=np.clip(_enlarged(raw_NV, net, (upscale * height, upscale * width)), 0, 1))
+
+
+def tags_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
+    """The class of each word that the SubNet reads. size: its last number is T."""
+    read, classes = (int(one or 0) for one in net.output.shape[-2:])
+    tags_NT = np.full((len(raw_NV), size[1]), UNREAD, np.int64)
+    tags_NT[:, :read] = raw_NV.reshape(-1, read, classes).argmax(2)
+    return DecodedAnswers(tags=tags_NT)
+
+
+def _enlarged(raw_NV: Array, net: BundledNet, size: tuple[int, int]) -> Array:
+    """Enlarged maps (N, K, H, W)."""
+    *_, channels, height, width = (int(one or 0) for one in net.output.shape)
+    maps_NKhw = raw_NV.reshape(-1, channels, height, width)
+    enlarged = scaling((height, width), size, BILINEAR)
+    return maps_NKhw if enlarged is None else enlarged(maps_NKhw)
+
+
+def targets_of(classes: Sequence[str]) -> dict[str, slice]:
+    """The slice of each target's classes, whose names are `TARGET: CLASS`, one target after the other."""
+    found: dict[str, slice] = {}
+    for number, name in enumerate(classes):
+        target = name.partition(": ")[0]
+        found[target] = slice(found[target].start if target in found else number, number + 1)
+    return found
+
+
+def labels_of(
+    classes: Sequence[str], raw_NK: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]
+) -> DecodedAnswers:
+    """The class of each target, by the largest of its logits."""
+    places = targets_of(classes).items()
+    return DecodedAnswers(labels={name: place.start + raw_NK[:, place].argmax(1) for name, place in places})
+
+
+DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
+    {
+        SEGMENTATION: masks_of,
+        **{name: partial(images_of, upscale) for name, upscale in UPSCALES.items()},
+        TAGGING: tags_of,
+        **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()},
+    }
+)
+
+
+def decoder_of(problem: str | None, classes: Sequence[str] = ()) -> RawDecoder | None:
+    """The decoder of a learning problem; None if it classifies whole images. AdaptiveError for an unknown problem."""
+    if problem is None:
+        return None
+    if problem == SEVERAL_CLASSES:
+        return partial(labels_of, classes)
+    if problem not in DECODERS:
+        allowed, next_step = ", ".join((SEVERAL_CLASSES, *DECODERS)), "install a newer adaptive_runtime"
+        raise AdaptiveError("bundle", f"problem '{problem}'", allowed=allowed, next_step=next_step)
+    return DECODERS[problem]
+
+
+class FollowingWeights(Protocol):
+    """Weights of the serving SubNets, which adapt in a thread of their own."""
+
+    @property
+    def state(self) -> WeightsState: ...
+
+    def start(self, serving: Variant) -> None:
+        """Observe images from now on."""
+        ...
+
+    def served(self, variant: Variant, x_NCHW: NDArray[np.float32]) -> None:
+        """Take over samples that a variant has answered."""
+        ...
+
+    def let(self, *, adapt: bool) -> None:
+        """Allow or forbid adaptation from now on; if forbidden, the source's weights serve."""
+        ...
+
+    def wait(self) -> None:
+        """Until all samples so far have been observed."""
+        ...
+
+    def stop(self) -> None: ...

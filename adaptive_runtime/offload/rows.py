@@ -1,0 +1,155 @@
+"""Current state of the table rows that involve other devices.
+
+All SubNets of a bundle that may be offloaded, opened together.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import NamedTuple
+
+from adaptive_runtime.base.devices import DeviceAddress
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.bundle.bundles import BundledPlacement, OpenBundle
+from adaptive_runtime.bundle.chains import ChainFormat
+from adaptive_runtime.offload.placed import PlacedSubNet, SharedDevices
+from adaptive_runtime.offload.split import PlacementPlans, SplitOptions, SplitSubNet
+from adaptive_runtime.policy import LoadFactors, VariantTable
+
+FRESH_S = 2.0
+"""Rows expire because the weight of earlier runs falls, and spreads grow, with time."""
+
+
+class PlacedRowsNow(NamedTuple):
+    """factors: including those of rows over devices. unable: rows without an available device. told: descriptions of rows."""
+
+    factors: LoadFactors
+    unable: frozenset[int]
+    told: Mapping[int, str]
+
+
+class PlacementRows:
+    """subnets: by their rows. home: maps each of these rows to the row of the same SubNet on the coordinator.
+
+    `renew` computes the rows when requests and samples come in, so that decisions find them ready. They are valid while the
+    factors on the coordinator are the same object and no measurement of any device is new, and for `FRESH_S` at most. Not
+    thread-safe. clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        table: VariantTable,
+        subnets: Mapping[int, PlacedSubNet],
+        home: Mapping[int, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table, self._subnets, self._home, self._clock = table, subnets, home, clock
+        self._shared = tuple({id(one.shared): one.shared for one in subnets.values()}.values())
+        self._known: _Known | None = None
+        self._spread = 1.0
+
+    def now(self, factors: LoadFactors) -> PlacedRowsNow:
+        """The rows for the factors of rows on the coordinator and the current measures of links and devices."""
+        known = self._known
+        if known is None or known.factors is not factors or known.version != self._version:
+            return self.renew(factors)
+        return known.rows if self._clock() <= known.until_s else self.renew(factors)
+
+    def renew(self, factors: LoadFactors, spread: float | None = None) -> PlacedRowsNow:
+        """Recompute the rows. spread: factor on the deviations over devices from now on; None: unchanged."""
+        self._spread = self._spread if spread is None else spread
+        version, until_s = self._version, self._clock() + FRESH_S
+        rows = self._worked_out(factors)
+        self._known = _Known(factors, version, until_s, rows)
+        return rows
+
+    @property
+    def _version(self) -> int:
+        return sum(one.version for one in self._shared)
+
+    def _worked_out(self, factors: LoadFactors) -> PlacedRowsNow:
+        own, told, unable = dict(factors.own), dict[int, str](), set[int]()
+        for row, subnet in self._subnets.items():
+            home = self._home[row]
+            at_home = 0 if self._table.load_class is None else self._table.load_class[home]
+            found = subnet.expected(*factors.own.get(home, (factors.mean[at_home], factors.deviation[at_home])))
+            if found is None:
+                unable.add(row)
+                told[row] = f"cannot run: {subnet.missing}"
+            else:
+                table_ms = self._table.latency_ms[row]
+                own[row] = found.mean_ms / table_ms, self._spread * found.deviation_ms / table_ms
+                told[row] = found.told
+        return PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), told)
+
+
+class _Known(NamedTuple):
+    factors: LoadFactors
+    version: int
+    until_s: float
+    rows: PlacedRowsNow
+
+
+class PlacedSubNets:
+    """SubNets of a bundle that may run on some devices, by digest. Close them after use."""
+
+    def __init__(self, subnets: Mapping[str, PlacedSubNet]) -> None:
+        self.subnets = MappingProxyType(dict(subnets))
+
+    @classmethod
+    def open(
+        cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress], options: SplitOptions | None = None
+    ) -> "PlacedSubNets":
+        """Open all SubNets with plans that name one of the devices. Values cross in fp32, or in the bundle's `coding`.
+
+        AdaptiveError in one line: the bundle has no such SubNets, no plan names a device, or a file is damaged.
+        """
+        given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
+        _check(bundle, given, devices)
+        shared = SharedDevices()
+        with ExitStack() as stack:
+            found = {}
+            for digest, placement in given.items():
+                own = {name: one for name, one in devices.items() if name in placement.devices}
+                if own:
+                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), shared)
+                    stack.callback(found[digest].close)
+            stack.pop_all()
+        return cls(found)
+
+    def rows(self, table: VariantTable, digests: Mapping[int, str], home: Mapping[int, int]) -> PlacementRows:
+        """Rows of a table over devices. digests: of their SubNets; home: the rows of these on the coordinator."""
+        return PlacementRows(table, {row: self.subnets[digest] for row, digest in digests.items()}, home)
+
+    def close(self) -> None:
+        """End all connections, even if one of them fails to end."""
+        with ExitStack() as stack:
+            for one in self.subnets.values():
+                stack.callback(one.close)
+
+
+def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: Mapping[str, DeviceAddress]) -> None:
+    """AdaptiveError: no plan of the bundle names a device."""
+    if not given:
+        got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
+        raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
+    known = sorted({name for one in given.values() for name in one.devices})
+    for name in devices:
+        if name not in known:
+            raise AdaptiveError(f"device '{name}'", "no plan of the bundle names it", allowed=", ".join(known))
+
+
+def _opened(
+    bundle: OpenBundle,
+    placement: BundledPlacement,
+    devices: Mapping[str, DeviceAddress],
+    options: SplitOptions,
+    shared: SharedDevices,
+) -> PlacedSubNet:
+    files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
+    bundle.verified(*files)
+    home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
+    split = SplitSubNet.open(bundle.folder, placement.segments, home)
+    plans = PlacementPlans.read(bundle.folder / placement.plans, split)
+    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), shared=shared)

@@ -1,0 +1,347 @@
+"""`autotailor fleet`: a registry of devices, their tables, and roll-outs of bundles. Only `fleet profile` loads torch.
+
+The config of a fleet's registry.
+
+Settings that the services of a fleet and their clients take from the config.
+
+`autotailor fleet profile`: the devices of a registry measure one table for each kind, and check each other.
+
+The actions of `autotailor fleet`, one for each word.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from rich.table import Table
+
+from flows.cli.arguments import FLEET
+from flows.cli.terminal import Terminal, TerminalProgress
+from profiling_agents.network.endpoint import Endpoint, read_token
+from tasks.base.errors import UserError
+from tasks.operations.fleet.devices import list_devices, note_verdict
+from tasks.operations.fleet.registry import Registry
+from tasks.operations.fleet.settings import MEASURES, FleetProfileSettings, RolloutSettings
+
+if TYPE_CHECKING:
+    from tasks.operations.fleet.profiling import FleetProfile
+import getpass
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from rich.markup import escape
+from sqlalchemy.exc import SQLAlchemyError
+
+from flows.cli.arguments import Arguments
+from flows.cli.words import FLEET_ACTIONS
+from flows.config.compose import compose_config
+from flows.config.validate import nearest, validate
+from tasks.base.errors import shortened
+from tasks.operations.fleet.devices import BundleStore, bundle_named, new_enrolment, remove_device
+from tasks.operations.fleet.rollouts import RolloutRow, begin, go_on, list_rollouts, stop
+
+RelayUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
+
+
+class FleetConfig(BaseModel):
+    """The location of the registry, how it is served, and the inputs of its actions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    database: str = "sqlite:///fleet/fleet.db"
+    files: Path = Path("fleet/files")
+    window_s: float = Field(default=3600.0, gt=0, le=7 * 86400)
+    host: str = "127.0.0.1"
+    port: int = Field(default=8763, ge=0, le=65535)
+    relay_port: int = Field(default=8764, ge=0, le=65535)
+    max_model_mib: int = Field(default=512, ge=1)
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    insecure_bind: bool = False
+    count: int = Field(default=1, ge=1, le=10_000)
+    to: Path | None = None
+    owner: str = Field(default="", max_length=256)
+    valid_hours: float = Field(default=24.0, gt=0, le=24 * 366)
+    name: str = Field(default="", max_length=256)
+    key_file: Path | None = None
+    relay: RelayUrl | None = None
+    ca_file: Path | None = None
+    store: Path = Path("outputs/luts")
+    profile: FleetProfileSettings = FleetProfileSettings()
+    kinds: tuple[str, ...] = ()
+    rollout: RolloutSettings = RolloutSettings()
+
+    @field_validator("rollout", mode="before")
+    @classmethod
+    def _without_left_out_measures(cls, given: object) -> object:
+        """Leave out measures that are null, since these have no limits."""
+        if isinstance(given, dict) and isinstance(given.get("limits"), dict):
+            limits = {name: one for name, one in given["limits"].items() if one is not None or name not in MEASURES}
+            return {**given, "limits": limits}
+        return given
+
+
+FleetAnswer = Mapping[str, Any]
+TOKEN_VARIABLE = "AUTOTAILOR_RELAY_TOKEN"
+
+
+def token_of(config: FleetConfig) -> str | None:
+    """The token of clients that measure devices through a relay. AgentError if its file is unsafe to use."""
+    return read_token(config.token_file, TOKEN_VARIABLE, "token_file")
+
+
+def endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoint:
+    """The endpoint on which a service of the fleet listens."""
+    return Endpoint(
+        host=config.host,
+        port=port,
+        token=token,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        insecure_bind=config.insecure_bind,
+        allowed_hosts=config.allowed_hosts,
+        stop_with_stdin=False,
+        silence_limit_s=0,
+    )
+
+
+STATES = ("sound", "odd", "failed", "unknown")
+
+
+def _profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    """Profile the operators in a folder. UserError, AgentError: one line."""
+    import numpy as np
+
+    from tasks.measuring.operators import read_operators
+    from tasks.operations.fleet.profiling import (
+        RelayAccess,
+        profile_fleet,  # on demand: making operators needs torch
+    )
+
+    token = token_of(config)
+    if config.relay is None or token is None:
+        next_step = "write relay=https://HOST:PORT token_file=FILE"
+        raise UserError(f"{FLEET} profile", "devices are measured through their relay", next_step=next_step)
+    with registry.reading() as connection:
+        names = [row.id for row in list_devices(connection)]
+    access, operators = RelayAccess(config.relay, token, config.ca_file), read_operators(Path(word))
+    with TerminalProgress() as progress:
+        found = profile_fleet(names, access, operators, config.store, config.profile, np.random.default_rng(), progress)
+    with registry.writing() as connection:
+        for kind in found.kinds:
+            for one in kind.verdicts:
+                note_verdict(connection, one.device, kind.table, one.state, one.reason)
+        for device, reason in found.away.items():
+            note_verdict(connection, device, None, "failed", reason)
+    return _show_profile(found)
+
+
+def _show_profile(found: "FleetProfile") -> FleetAnswer:
+    table = Table("table", "devices", *STATES, "operators", "measured now", "measurements", "time, s")
+    for kind in found.kinds:
+        counts = [str(sum(one.state == state for one in kind.verdicts)) for state in STATES]
+        numbers = (kind.operators, kind.measured, kind.measurements, round(kind.wall_s))
+        table.add_row(kind.table, str(len(kind.verdicts)), *counts, *map(str, numbers))
+    Terminal().show(table)
+    for kind in found.kinds:
+        for one in kind.verdicts:
+            if one.state in ("odd", "failed"):
+                Terminal().say(f"{one.device}: {one.state}: {one.reason}")
+    if found.away:
+        Terminal().say(f"{len(found.away)} devices did not answer: see 'autotailor {FLEET} devices'")
+    kinds = [{**kind._asdict(), "verdicts": [one._asdict() for one in kind.verdicts]} for kind in found.kinds]
+    return {"kinds": kinds, "away": dict(found.away)}
+
+
+SHOWN_DIGITS = 12
+
+
+def _serve(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    from tasks.operations.fleet.service import serve_registry
+
+    serve_registry(registry, BundleStore(config.files), endpoint(config, config.port))
+    return {"served": True}
+
+
+def _relay(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    from tasks.operations.fleet.service import serve_fleet_relay
+
+    serve_fleet_relay(registry, endpoint(config, config.relay_port, token_of(config)), config.max_model_mib)
+    return {"served": True}
+
+
+def _enrol(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    if config.to is None:
+        raise UserError(f"{FLEET} enrol", "tokens go into a file", next_step="write to=FILE")
+    owner = config.owner or getpass.getuser()
+    with registry.writing() as connection:
+        made = new_enrolment(connection, owner, valid_s=3600 * config.valid_hours, count=config.count)
+        _write_tokens([one.token for one in made], config.to)
+    Terminal().say(f"{len(made)} tokens, each for one device, for {config.valid_hours:g} h: {config.to}")
+    return {"file": str(config.to), "tokens": len(made), "owner": owner}
+
+
+def _write_tokens(tokens: Sequence[str], file: Path) -> None:
+    """Write tokens into a new file that only its owner can read."""
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+            stream.writelines(f"{token}\n" for token in tokens)
+    except OSError as error:
+        raise UserError(f"to={file}", f"cannot be written ({error.strerror})", next_step="name a new file") from error
+
+
+def _devices(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    with registry.reading() as connection:
+        rows, now_s = list_devices(connection), time.time()
+    table = Table("device", "name", "kind", "owner", "seen", "bundle", "should run", "restored", "table", "check")
+    for row in rows:
+        bundles = (_short(row.active), _short(row.assigned))
+        restored = "" if row.restored_s is None else f"{row.restored} times, {_ago(now_s - row.restored_s)}"
+        checked = "" if row.verdict is None else f"{row.verdict}: {row.verdict_reason}"
+        seen = _ago(now_s - row.seen_s)
+        texts = (row.id, row.name, row.kind, row.owner, seen, *bundles, restored, row.lut or "", checked)
+        table.add_row(*(escape(text) for text in texts))
+    Terminal().show(table)
+    return {"devices": [row._asdict() for row in rows]}
+
+
+def _remove(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    with registry.writing() as connection:
+        remove_device(connection, word)
+    Terminal().say(f"{word} is no device any more")
+    return {"removed": word}
+
+
+def _add(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    folder = Path(word)
+    digest = BundleStore(config.files).add(registry, folder, config.name or str(folder), config.key_file)
+    Terminal().say(f"bundle {digest}; roll it out: autotailor {FLEET} rollout {_short(digest)}")
+    return {"bundle": digest}
+
+
+def _rollout(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    with registry.writing() as connection:
+        bundle = bundle_named(connection, word)
+        number = begin(connection, bundle, config.rollout, config.kinds, time.time(), registry.window_s)
+    _show_rollouts(registry)
+    return {"rollout": number, "bundle": bundle}
+
+
+def _rollouts(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    return {"rollouts": [row._asdict() for row in _show_rollouts(registry)]}
+
+
+def _halt(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    with registry.writing() as connection:
+        stop(connection, _number(word))
+    _show_rollouts(registry)
+    return {"halted": _number(word)}
+
+
+def _go_on(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+    with registry.writing() as connection:
+        go_on(connection, _number(word), time.time(), registry.window_s)
+    _show_rollouts(registry)
+    return {"rollout": _number(word)}
+
+
+def _show_rollouts(registry: Registry) -> list[RolloutRow]:
+    with registry.reading() as connection:
+        rows = list_rollouts(connection)
+    table = Table("roll-out", "bundle", "state", "stage", "devices", "last")
+    for row in rows:
+        reached = f"{row.reached} of {row.devices}"
+        table.add_row(str(row.id), _short(row.bundle), row.state, str(row.stage), reached, escape(row.reason))
+    Terminal().show(table)
+    return rows
+
+
+def _number(word: str) -> int:
+    if not (word.isascii() and word.isdigit()):
+        raise UserError(FLEET, f"'{word}' is no number of a roll-out", next_step=f"see 'autotailor {FLEET} rollouts'")
+    return int(word)
+
+
+def _short(digest: str | None) -> str:
+    return "–" if digest is None else digest[:SHOWN_DIGITS]
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], FleetAnswer]] = {
+    "serve": _serve,
+    "relay": _relay,
+    "enrol": _enrol,
+    "devices": _devices,
+    "remove": _remove,
+    "profile": _profile,
+    "add": _add,
+    "rollout": _rollout,
+    "rollouts": _rollouts,
+    "halt": _halt,
+    "go-on": _go_on,
+}
+
+
+FORMS = {form.split()[0]: form for form in FLEET_ACTIONS}
+PLACE = ("database", "window_s")
+BOUND = ("host", "tls_cert", "tls_key", "allowed_hosts", "insecure_bind")
+OPTIONS = {
+    "serve": (*PLACE, *BOUND, "files", "port"),
+    "relay": (*PLACE, *BOUND, "relay_port", "token_file", "max_model_mib"),
+    "enrol": (*PLACE, "count", "to", "owner", "valid_hours"),
+    "devices": PLACE,
+    "remove": PLACE,
+    "profile": (*PLACE, "relay", "token_file", "ca_file", "store", "profile"),
+    "add": (*PLACE, "files", "name", "key_file"),
+    "rollout": (*PLACE, "kinds", "rollout"),
+    "rollouts": PLACE,
+    "halt": PLACE,
+    "go-on": PLACE,
+}
+
+
+def execute(arguments: Arguments) -> FleetAnswer:
+    """Execute the command, show its result, and return it as JSON. UserError, AdaptiveError, AgentError: one line."""
+    action, word = check(arguments)
+    config = config_of(arguments)
+    registry = Registry.open(config.database, config.window_s)
+    try:
+        return ACTIONS[action](registry, config, word)
+    except SQLAlchemyError as error:
+        got = f"failed ({shortened(getattr(error, 'orig', None) or error)})"  # `error` itself contains the statement
+        raise UserError(registry.where, got, next_step="try again when it is there") from error
+    finally:
+        registry.close()
+
+
+def config_of(arguments: Arguments) -> FleetConfig:
+    """The validated config."""
+    return validate(FleetConfig, compose_config(FLEET, arguments.overrides, arguments.config_folder))
+
+
+def check(arguments: Arguments) -> tuple[str, str]:
+    """The action and its word. UserError: unknown action, too few or many words, or options that the action does not have."""
+    action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
+    if action not in FORMS:
+        hint = nearest(action, FORMS) or f"see 'autotailor {FLEET} --help'"
+        got = f"'{action}' is unknown" if action else "nothing to do"
+        raise UserError(FLEET, got, allowed=", ".join(FLEET_ACTIONS), next_step=hint)
+    if len(words) != len(FORMS[action].split()) - 1:
+        raise UserError(
+            f"{FLEET} {action}", f"got {len(words)} names", next_step=f"write autotailor {FLEET} {FORMS[action]}"
+        )
+    for override in arguments.overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if key.split(".")[0] not in OPTIONS[action]:
+            raise UserError(f"option '{key}'", f"is not one of '{FLEET} {action}'", allowed=", ".join(OPTIONS[action]))
+    return action, (*words, "")[0]

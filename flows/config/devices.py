@@ -1,0 +1,322 @@
+"""A device of a run: its runtime, and the way to its agent.
+
+Devices of a run that are one machine in several runtimes or precisions: `export.together`.
+
+SubNets of a bundle over several devices of a run: `export.placed`.
+
+Bundles of the latest run.
+
+The config of a deployment.
+
+The config of a bundle under stress.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleFormat
+from flows.storage import EXPORTS_FOLDER, OutputPlace
+from flows.storage.mirror import exports_here
+from profiling_agents.client.ssh import SshTarget
+from profiling_agents.messages import AgentError, Precision
+from tasks.base.errors import UserError
+from tasks.deploy import Settings
+from tasks.deploy.stress import Settings as StressSettings
+from tasks.export import Settings as ExportSettings
+from tasks.export.bundles import BUNDLE_FOLDER, required_files
+from tasks.measuring.runtime_options.settings import Choices
+from tasks.search.settings import PartitionSettings
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/devices/[0-9a-f]{32})?/?$")]
+"""Of an agent or a relay; below a fleet's relay, of one device."""
+
+
+CPU = "CPUExecutionProvider"
+IN_INT8 = ("onnxruntime", "openvino")
+"""Backends that run quantised ONNX files in int8."""
+
+
+PARAMETER_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp16_storage": 2, "int8": 1}
+"""What a parameter takes in a runtime of that precision."""
+
+FORMATS: Mapping[tuple[str, Precision], BundleFormat] = {
+    ("onnxruntime", "fp32"): "onnx",
+    ("onnxruntime", "int8"): "onnx_int8",
+    ("ncnn", "fp32"): "ncnn",
+    ("ncnn", "bf16"): "ncnn_bf16",
+    ("ncnn", "fp16"): "ncnn_fp16",
+    ("ncnn", "fp16_storage"): "ncnn_fp16",
+}
+"""The format of a bundle in which a backend in a precision runs SubNets."""
+
+
+class SshSettings(BaseModel):
+    """A bare Linux device: the agent is copied there and started over ssh for the time of the run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(description="HOST or USER@HOST, also an alias of your ~/.ssh/config")
+    port: int | None = Field(default=None, ge=1, le=65535)
+    identity: Path | None = Field(default=None, description="private key")
+    python: str = Field(default="python3", min_length=1, description="interpreter on the device, e.g. of a venv there")
+    options: dict[str, str] = Field(default={}, description="options of ssh, such as UserKnownHostsFile")
+
+    @model_validator(mode="after")
+    def _is_a_target(self) -> Self:
+        try:
+            self.target()
+        except AgentError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def target(self) -> SshTarget:
+        """Where and how to connect."""
+        return SshTarget(
+            destination=self.host,
+            port=self.port,
+            identity=self.identity,
+            python=self.python,
+            options=self.options,
+        )
+
+
+class DeviceProfile(BaseModel):
+    """One device: an agent at `agent`, identical ones at `agents`, one that is started over `ssh`, or here.
+
+    What is started, here or over ssh, is started for the time of the run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: Literal["executorch", "ncnn", "ncnn-adb", "onnxruntime", "openvino", "torch"]
+    threads: int = Field(default=1, ge=1, le=256)
+    precision: Precision = Field(default="fp32", description="what the runtime stores and computes in")
+    cores: tuple[int, ...] | None = Field(
+        default=None, description="numbers of the cores to bind to, one for each thread; null: free ones"
+    )
+    batch: int = Field(default=1, ge=1, le=4096, description="samples of one run")
+    provider: str | None = Field(
+        default=None, min_length=1, description="what computes: an onnxruntime provider, cpu, cuda; null: the CPU"
+    )
+    pin_mhz: int | None = Field(
+        default=None, ge=1, description="frequency of the cores while the run lasts; takes root there; null: as shipped"
+    )
+    agent: AgentUrl | None = Field(default=None, description="http(s)://host:port; null: start one here")
+    agents: tuple[AgentUrl, ...] = Field(default=(), description="identical devices that share the work of profiling")
+    ssh: SshSettings | None = Field(default=None, description="a bare device on which the agent is started")
+    token_file: Path | None = None
+    token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
+    ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
+    engine: Choices = Field(
+        default={}, description="option of the runtime -> choice, fixed on this device besides engine.fixed"
+    )
+    measure: dict[str, float | str] = Field(default={}, description="what differs from profile.measure on this device")
+    subnet: dict[str, float | str] = Field(default={}, description="what differs from profile.subnet on this device")
+    resources: dict[str, bool | float | tuple[float, ...]] = Field(
+        default={}, description="what differs from resources on this device"
+    )
+
+    @model_validator(mode="after")
+    def _ncnn_has_no_batch_axis(self) -> Self:
+        if self.batch != 1 and self.backend.startswith("ncnn"):
+            raise ValueError(f"batch={self.batch} with backend={self.backend}, which has no batch axis; allowed: 1")
+        return self
+
+    @model_validator(mode="after")
+    def _backend_runs_quantised_files(self) -> Self:
+        if self.precision == "int8" and self.backend not in IN_INT8:
+            raise ValueError(f"precision=int8 with backend={self.backend}; allowed for int8: {', '.join(IN_INT8)}")
+        return self
+
+    @model_validator(mode="after")
+    def _a_core_for_each_thread(self) -> Self:
+        if self.cores is not None and (len(set(self.cores)) != self.threads or min(self.cores, default=-1) < 0):
+            given = ",".join(map(str, self.cores))
+            raise ValueError(f"cores=[{given}] with threads={self.threads}; allowed: null, or {self.threads} different")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_there(self) -> Self:
+        ways = [name for name in ("agent", "agents", "ssh") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"got {' and '.join(ways)}; allowed: one of agent, agents, ssh")
+        if len(set(self.agents)) != len(self.agents):
+            raise ValueError("agents: one address is there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _token_for_a_remote_agent(self) -> Self:
+        given = [name for name in ("token_file", "token_env") if getattr(self, name) is not None]
+        if self.urls and len(given) != 1:
+            raise ValueError("an agent elsewhere needs its token: one of token_file=FILE, token_env=NAME")
+        if not self.urls and given:
+            raise ValueError(f"an agent that is started for the run makes its own token; leave {given[0]} out")
+        return self
+
+    @model_validator(mode="after")
+    def _agents_elsewhere_pin_themselves(self) -> Self:
+        if self.pin_mhz is not None and self.backend == "ncnn-adb":
+            raise ValueError(f"pin_mhz={self.pin_mhz} would pin the machine beside the phone; allowed: null")
+        if self.pin_mhz is not None and self.urls:
+            raise ValueError(f"pin_mhz={self.pin_mhz} with an agent that runs already; start it with --pin-mhz")
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of agents that run already."""
+        return (self.agent,) if self.agent else self.agents
+
+    @property
+    def parameter_bytes(self) -> int:
+        """What a parameter takes in its precision."""
+        return PARAMETER_BYTES[self.precision]
+
+    @property
+    def bundle_format(self) -> BundleFormat | None:
+        """The format of a bundle that is run so; None: a bundle has none for it."""
+        return FORMATS.get((self.backend, self.precision)) if self.provider in (None, CPU) else None
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether it runs ONNX files in planned order: `export.planned_memory`."""
+        return self.backend == "onnxruntime" and self.precision != "int8" and self.provider in (None, CPU)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its agent is started on this machine."""
+        return not self.urls and self.ssh is None
+
+
+FIRST = ("onnx", "ncnn")
+"""Formats of a device whose bundle has further ones."""
+
+
+def check_together(devices: Mapping[str, DeviceProfile], export: ExportSettings) -> None:
+    """ValueError in one line: devices that cannot share a bundle."""
+    named: set[str] = set()
+    for first, others in export.together.items():
+        where = f"export.together.{first}"
+        for name in (first, *others):
+            if name not in devices:
+                raise ValueError(f"{where}: '{name}' is no device; allowed: {', '.join(devices)}")
+            if name in named:
+                raise ValueError(f"{where}: '{name}' is there twice; allowed: each device once")
+            named.add(name)
+        profile, profiles = devices[first], {name: devices[name] for name in others}
+        if profile.bundle_format not in FIRST:
+            got = f"backend={profile.backend} with precision={profile.precision}"
+            raise ValueError(f"{where}: {got}; allowed: onnxruntime or ncnn on the CPU in fp32")
+        _check_formats(where, {first: profile, **profiles}, export)
+
+
+def _check_formats(where: str, profiles: Mapping[str, DeviceProfile], export: ExportSettings) -> None:
+    owners: dict[str, str] = {}
+    for name, profile in profiles.items():
+        form = profile.bundle_format
+        if form is None:
+            got = f"{name} has backend={profile.backend} with precision={profile.precision}"
+            raise ValueError(
+                f"{where}: {got}, which no format of a bundle is for; allowed: onnxruntime and ncnn on the CPU"
+            )
+        if form in owners:
+            raise ValueError(f"{where}: {owners[form]} and {name} are both in {form}; allowed: each format once")
+        if missing := [one for one in required_files([form]) if one not in export.formats]:
+            wanted = ",".join((*export.formats, missing[0]))
+            raise ValueError(f"{where}: {name} needs files of {missing[0]}; allowed: export.formats=[{wanted}]")
+        owners[form] = name
+    batches = {name: profile.batch for name, profile in profiles.items()}
+    if len(set(batches.values())) > 1:
+        got = ", ".join(f"{name} {batch}" for name, batch in batches.items())
+        raise ValueError(f"{where}: batches differ ({got}); allowed: one batch for all")
+
+
+def sharing(export: ExportSettings) -> frozenset[str]:
+    """The devices that have no bundle of their own: another one's has their formats."""
+    return frozenset(name for others in export.together.values() for name in others)
+
+
+WHERE = "export.placed=true"
+
+
+def check_placed(devices: Mapping[str, DeviceProfile], export: ExportSettings, partition: PartitionSettings) -> None:
+    """ValueError in one line: the first device of a partition cannot have a bundle with SubNets over the others."""
+    if not export.placed:
+        return
+    if not partition.asked:
+        raise ValueError(f"{WHERE} without partition.devices; allowed: partition.devices=[HOME,DEVICE…]")
+    home, others = partition.devices[0], partition.devices[1:]
+    if "home" in others:
+        raise ValueError("partition.devices: a device besides the first is called 'home'; allowed: any other name")
+    if devices[home].bundle_format not in FIRST or home in sharing(export):
+        got = f"backend={devices[home].backend} with precision={devices[home].precision}"
+        raise ValueError(f"{WHERE}: {home} has {got}; allowed: a bundle of onnxruntime or ncnn on the CPU in fp32")
+    for name in partition.devices:
+        if devices[name].batch != 1:
+            raise ValueError(
+                f"{WHERE}: {name} has batch={devices[name].batch}; allowed: 1, since samples go one by one"
+            )
+        if devices[name].precision == "int8":
+            raise ValueError(f"{WHERE}: {name} is in int8, which is another accuracy; allowed: fp32, fp16, bf16")
+    partition.require_plans()
+
+
+def leveled(export: ExportSettings, partition: PartitionSettings) -> tuple[str, ...]:
+    """The devices whose SubNets, exits, formats and placements are one table, in the stage "front"."""
+    placed = partition.devices[:1] if export.placed else ()
+    return tuple(dict.fromkeys((*export.together, *placed)))
+
+
+def bundle_of(output_dir: Path | str, device: str, given: Path | None, option: str) -> Path:
+    """The folder of a device's bundle, or the one that was given; it comes from a URL. UserError: it is not there."""
+    found = given or exports_here(output_dir, device) / EXPORTS_FOLDER / device / BUNDLE_FOLDER
+    if not (found / BUNDLE_FILE).is_file():
+        hint = f"the run writes it with export.bundle=true: autotailor export export.bundle=true …; or {option}=FOLDER"
+        raise UserError(f"bundle '{found}'", "is not there", next_step=hint)
+    return found
+
+
+def devices_with_bundles(output_dir: Path) -> list[str]:
+    """The devices whose bundles the latest run has written."""
+    files = sorted((output_dir / EXPORTS_FOLDER).glob(f"*/{BUNDLE_FOLDER}/{BUNDLE_FILE}"))
+    return [file.parent.parent.name for file in files]
+
+
+class DeployConfig(BaseModel):
+    """Devices, of which the command names one, and what goes there."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: dict[DeviceName, DeviceProfile]
+    deploy: Settings = Settings()
+    output_dir: OutputPlace = Path("outputs")
+
+    @model_validator(mode="after")
+    def _devices_take_software(self) -> Self:
+        for name, profile in self.device.items():
+            if profile.urls or profile.backend == "ncnn-adb":
+                way = "an agent's address" if profile.urls else "adb"
+                allowed = "a device with ssh, or this machine"
+                raise ValueError(f"device.{name}: nothing can be installed through {way}; allowed: {allowed}")
+        return self
+
+    def target_of(self, device: str) -> SshTarget | None:
+        """Where ssh connects to; None: this machine."""
+        ssh = self.device[device].ssh
+        return None if ssh is None else ssh.target()
+
+    def bundle_of(self, device: str) -> Path:
+        """The folder of the bundle. UserError: it is not there."""
+        return bundle_of(self.output_dir, device, self.deploy.bundle, "deploy.bundle")
+
+
+class StressConfig(BaseModel):
+    """The run whose bundle is served, and how it is stressed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stress: StressSettings = StressSettings()
+    output_dir: OutputPlace = Path("outputs")

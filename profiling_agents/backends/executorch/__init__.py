@@ -1,1 +1,0 @@
-"""ExecuTorch with the kernels of XNNPACK, and the times of its layers."""

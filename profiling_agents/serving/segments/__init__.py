@@ -1,1 +1,0 @@
-"""Segments of SubNets served to coordinators: `autotailor agent --serve-segments`."""

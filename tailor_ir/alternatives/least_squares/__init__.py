@@ -1,1 +1,0 @@
-"""Least squares on the inputs of layers: moments, weights that give the same results, the last layer of an alternative."""

@@ -1,0 +1,458 @@
+"""Images with boxes, from the user's files: COCO's JSON, or Pascal VOC's XML.
+
+Annotations of images in one form for all file formats; errors are one line, skipped boxes are counted.
+
+Images with boxes as a source of data. Legend: B batch, D draws, N boxes of an image, M boxes of an image at most.
+
+COCO's JSON: PATH/annotations/*.json or PATH/*.json, one file per split with the split in its name, or one file to be split.
+
+Images are in PATH/NAME, PATH/images/NAME, PATH/images or PATH, with annotations in `instances_NAME.json` or `NAME.json`.
+Source: the format of Microsoft COCO: Common Objects in Context (ECCV 2014), as on cocodataset.org.
+
+Pascal VOC's XML: PATH/Annotations/*.xml with PATH/JPEGImages/*; splits from PATH/ImageSets/Main/*.txt, or by shares.
+
+Source: The PASCAL Visual Object Classes Challenge (IJCV 2010). Corners are pixels counted from 1, both inside the box.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import numpy as np
+import torch
+from PIL import Image
+
+from adaptive_runtime.base.files import json_of
+from tasks.base.errors import UserError
+from tasks.data.images import WHOLE_SCALING, Decoder, random_box, whole_box
+from tasks.data.problems.detection import Rows, flipped, packed, within
+from tasks.data.settings import DataSettings
+from tasks.data.source import complete_splits, first_of, rarest_classes
+
+Box = tuple[float, float, float, float]
+WITHOUT_AREA, OUTSIDE, CUT = (
+    "without area, left out",
+    "outside of their image, left out",
+    "cut at the edge of their image",
+)
+SLACK_PX = 1.0
+"""Distance by which rounding may move a box out of its image [px] before it counts as cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedImage:
+    """An image file, its size [px] in the annotations, and the boxes (x0, y0, x1, y1) of its objects, as shares of the image.
+
+    where: the row of the annotations, for messages.
+    """
+
+    file: Path
+    where: str
+    width: int
+    height: int
+    names: tuple[str, ...]
+    boxes: tuple[Box, ...]
+
+
+@dataclass(slots=True)
+class UnusedBoxes:
+    """Boxes that are left out or changed: their counts, and the first place, by reason."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, reason: str, where: str) -> None:
+        """Count a box, for a reason in words."""
+        self.counts[reason] += 1
+        self.first.setdefault(reason, where)
+
+    def told(self) -> tuple[str, ...]:
+        """A line for each reason."""
+        return tuple(
+            f"data: {count} {'box' if count == 1 else 'boxes'} {reason} (first: {self.first[reason]})"
+            for reason, count in self.counts.items()
+        )
+
+
+def sized(where: str, width: object, height: object) -> tuple[int, int]:
+    """The size of an image [px]. UserError if it is invalid."""
+    sides = [_number(where, name, value) for name, value in (("width", width), ("height", height))]
+    if min(sides) < 1 or any(side % 1 for side in sides):
+        raise UserError(where, f"an image of {width} x {height} pixels", allowed="whole numbers from 1")
+    return int(sides[0]), int(sides[1])
+
+
+def share_of(where: str, corners: Sequence[object], size: tuple[int, int], left_out: UnusedBoxes) -> Box | None:
+    """A box (x0, y0, x1, y1) [px] as shares of its image, cut at the image's edges; None if nothing of it is left.
+
+    size: (width, height). UserError for values that are not numbers.
+    """
+    names = ("left", "top", "right", "bottom")
+    edges = [_number(where, name, value) for name, value in zip(names, corners, strict=True)]
+    x0, y0, x1, y1 = edges
+    if x1 <= x0 or y1 <= y0:
+        left_out.add(WITHOUT_AREA, where)
+        return None
+    limits = (size[0], size[1]) * 2
+    cut = [min(max(edge, 0.0), float(limit)) for edge, limit in zip(edges, limits, strict=True)]
+    if cut[2] <= cut[0] or cut[3] <= cut[1]:
+        left_out.add(OUTSIDE, where)
+        return None
+    if max(abs(edge - inside) for edge, inside in zip(edges, cut, strict=True)) > SLACK_PX:
+        left_out.add(CUT, where)
+    return cut[0] / size[0], cut[1] / size[1], cut[2] / size[0], cut[3] / size[1]
+
+
+def _number(where: str, name: str, value: object) -> float:
+    try:
+        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise UserError(where, f"{name} is {value!r}", allowed="a number", next_step="mend the annotation")
+    return found
+
+
+BACKGROUND = "background"
+SEEN = 0.25
+"""Least share of a box inside an augmented image."""
+
+
+class BoxedPictures:
+    """Files with boxes, decoded on demand. labels: the rarest class of each image, if that has enough images.
+
+    Class 0 is the background; images without boxes belong to it.
+    """
+
+    scaling = WHOLE_SCALING
+
+    def __init__(self, settings: DataSettings, images: Sequence[AnnotatedImage], notes: Sequence[str]) -> None:
+        """notes: warnings for the user about the annotations."""
+        names = sorted({name for image in images for name in image.names})
+        self.class_names = (BACKGROUND, *names)
+        self.notes = tuple(notes)
+        self._images = images
+        self._rows = [_rows(image, self.class_names) for image in images]
+        self.labels = rarest_classes([rows[:, 0].astype(np.int64) for rows in self._rows], len(self.class_names))
+        self._decoder = Decoder(settings, whole_box)
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """A random order; any is fine, since each image is its own file."""
+        return rng.permutation(indices)
+
+    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
+        """Decoded images; augmented by a random resized crop and a flip."""
+        own = [self._images[index] for index in indices]
+        return self._decoder.batch([(f"'{one.file}' of {one.where}", partial(_opened, one)) for one in own], draws)
+
+    def boxed(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x_BCHW float32 in [0, 1], and a target of detection (B, M, 5); `draws` transform both alike."""
+        rows = [self._rows[index] for index in indices]
+        if draws is not None:
+            pairs = zip(indices, rows, draws, strict=True)
+            rows = [_augmented(self._images[index], own, draws_D) for index, own, draws_D in pairs]
+        return self.images(indices, draws), packed(rows)
+
+    def counts(self, indices: np.ndarray) -> np.ndarray:
+        """Boxes of each class (K,)."""
+        labels = [self._rows[index][:, 0].astype(np.int64) for index in indices]
+        return np.bincount(np.concatenate([np.empty(0, dtype=np.int64), *labels]), minlength=len(self.class_names))
+
+
+def _opened(image: AnnotatedImage) -> Image.Image:
+    opened = Image.open(image.file)
+    if opened.size != (image.width, image.height):
+        got = f"{image.width} x {image.height} pixels, but '{image.file}' has {opened.width} x {opened.height}"
+        opened.close()
+        raise UserError(image.where, got, next_step="mend the annotation, or replace the image")
+    return opened
+
+
+def _rows(image: AnnotatedImage, class_names: Sequence[str]) -> Rows:
+    numbers = {name: number for number, name in enumerate(class_names)}
+    rows = [(numbers[name], *box) for name, box in zip(image.names, image.boxes, strict=True)]
+    return np.array(rows, dtype=np.float32).reshape(-1, 5)
+
+
+def _augmented(image: AnnotatedImage, rows_N5: Rows, draws_D: np.ndarray) -> Rows:
+    """The boxes after the decoder's augmentation of the image."""
+    top, left, height, width = random_box(image.height, image.width, draws_D)
+    window = left / image.width, top / image.height, width / image.width, height / image.height
+    inside_N5 = within(rows_N5, window, SEEN)
+    return flipped(inside_N5) if draws_D[4] < 0.5 else inside_N5
+
+
+def opened_source(
+    settings: DataSettings,
+    splits: Mapping[str, Sequence[AnnotatedImage]],
+    left_out: UnusedBoxes,
+    declared: Sequence[str],
+) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
+    """The source and its splits; missing splits are shares of the training images.
+
+    declared: names of all classes in the annotations. UserError: no image, or a class without a training image.
+    """
+    images = [image for own in splits.values() for image in own]
+    used = Counter(name for image in images for name in image.names)
+    where = f"data '{settings.path}'"
+    if not used:
+        raise UserError(
+            where, f"{len(images)} images without any box", next_step="choose another with data.path=FOLDER"
+        )
+    notes = list(left_out.told())
+    if unused := [name for name in declared if name not in used]:
+        notes.append(
+            f"data: {len(unused)} of {len(declared)} classes have no box and are left out ({first_of(unused)})"
+        )
+    source = BoxedPictures(settings, images, notes)
+    ends = np.cumsum([len(own) for own in splits.values()])
+    indices = dict(zip(splits, np.split(np.arange(len(images)), ends[:-1]), strict=True))
+    found = complete_splits(indices, source, settings)
+    _check_split(source, found, where)
+    return source, found
+
+
+def _check_split(source: BoxedPictures, splits: Mapping[str, np.ndarray], where: str) -> None:
+    """UserError for untrained classes, or a split without boxes. A note lists splits that are judged by fewer classes."""
+    for name, indices in splits.items():
+        counts = source.counts(indices)
+        missing = [source.class_names[label] for label in np.flatnonzero(counts[1:] == 0) + 1]
+        if missing and (name == "train" or len(missing) == len(counts) - 1):
+            got = f"no box of {len(missing)} of {len(counts) - 1} classes in {name}: {first_of(missing)}"
+            raise UserError(where, got, next_step="add images with boxes of each class")
+        if missing:
+            source.notes += (f"data: {name} has no box of {first_of(missing)}, and is judged by the other classes",)
+
+
+def split_named(name: str) -> str | None:
+    """The split in the name of a file: `train`, `validation`, `test`, or None."""
+    lower = name.lower()
+    return next(
+        (split for part, split in (("train", "train"), ("val", "validation"), ("test", "test")) if part in lower), None
+    )
+
+
+CROWD = "around crowds (iscrowd), left out"
+
+
+def open_coco(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
+    """The source and its splits. UserError: missing or broken annotations with file and row, and missing images."""
+    assert settings.path is not None
+    left_out, declared = UnusedBoxes(), dict[str, None]()
+    splits = {}
+    for split, file in _files(settings.path).items():
+        reader = _Reader(file, settings.path, left_out)
+        splits[split] = list(reader.images())
+        declared |= dict.fromkeys(reader.names.values())
+    return opened_source(settings, splits, left_out, list(declared))
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """Annotation files by split."""
+    folder = root / "annotations" if (root / "annotations").is_dir() else root
+    files = sorted(folder.glob("*.json"))
+    found = {split: file for file in files if (split := split_named(file.stem))}
+    if len(files) == 1:
+        return {"train": files[0]}
+    if "train" not in found or len(found) != len(files):
+        raise UserError(
+            f"data folder '{root}'",
+            f"{len(files)} JSON files ({', '.join(file.name for file in files[:5]) or 'none'})",
+            allowed="one, or one for each split with train, val or test in its name, there or in annotations/",
+            next_step="choose another with data.path=FOLDER",
+        )
+    return dict(sorted(found.items(), key=lambda pair: pair[0] != "train"))
+
+
+class _Reader:
+    """One file of annotations. names: names of the categories, by id."""
+
+    def __init__(self, file: Path, root: Path, left_out: UnusedBoxes) -> None:
+        self._file, self._left_out = file, left_out
+        content = self._content()
+        self.names = {
+            number: str(self._value(entry, "name", where))
+            for where, number, entry in self._entries(content, "categories")
+        }
+        self._images: dict[int, tuple[str, dict[str, Any]]] = {
+            number: (where, entry) for where, number, entry in self._entries(content, "images")
+        }
+        self._annotations = self._list(content, "annotations")
+        part = file.stem.removeprefix("instances_")
+        self._folders = (root / part, root / "images" / part, root / "images", root)
+
+    def images(self) -> Iterator[AnnotatedImage]:
+        """Each image with its boxes, in the order of the file."""
+        sizes = {
+            number: sized(where, self._value(entry, "width", where), self._value(entry, "height", where))
+            for number, (where, entry) in self._images.items()
+        }
+        objects: dict[int, list[tuple[str, Box]]] = {number: [] for number in self._images}
+        for row, entry in enumerate(self._annotations):
+            where = self._where("annotations", row)
+            image = self._known(entry, "image_id", self._images, where)
+            category = self._known(entry, "category_id", self.names, where)
+            if entry.get("iscrowd"):
+                self._left_out.add(CROWD, where)
+                continue
+            box = share_of(where, self._corners(entry, where), sizes[image], self._left_out)
+            if box is not None:
+                objects[image].append((self.names[category], box))
+        for number, (where, entry) in self._images.items():
+            own = objects[number]
+            width, height = sizes[number]
+            yield AnnotatedImage(
+                file=self._path(str(self._value(entry, "file_name", where)), where),
+                where=where,
+                width=width,
+                height=height,
+                names=tuple(name for name, _ in own),
+                boxes=tuple(box for _, box in own),
+            )
+
+    def _content(self) -> dict[str, Any]:
+        try:
+            content = json_of(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"annotations '{self._file}'", f"no readable JSON ({error})", next_step="export it again"
+            ) from error
+        if not isinstance(content, dict):
+            raise UserError(f"annotations '{self._file}'", "no object", allowed="images, annotations and categories")
+        return content
+
+    def _where(self, name: str, row: int) -> str:
+        return f"annotations '{self._file}', {name}[{row}]"
+
+    def _list(self, content: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        entries = content.get(name)
+        if not isinstance(entries, list):
+            raise UserError(
+                f"annotations '{self._file}'", f"no list '{name}'", allowed="images, annotations and categories"
+            )
+        for row, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise UserError(self._where(name, row), f"{entry!r:.40}", allowed="an object")
+        return entries
+
+    def _entries(self, content: dict[str, Any], name: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Place, id and content of each entry."""
+        seen: dict[int, int] = {}
+        for row, entry in enumerate(self._list(content, name)):
+            where = self._where(name, row)
+            number = self._value(entry, "id", where)
+            if not isinstance(number, int):
+                raise UserError(where, f"id is {number!r}", allowed="a whole number")
+            if number in seen:
+                raise UserError(where, f"id {number} is that of {name}[{seen[number]}]", allowed="each id once")
+            seen[number] = row
+            yield where, number, entry
+
+    def _value(self, entry: dict[str, Any], name: str, where: str) -> Any:
+        if name not in entry:
+            raise UserError(where, f"no '{name}'", next_step="mend the annotation")
+        return entry[name]
+
+    def _known(self, entry: dict[str, Any], name: str, known: dict[int, Any], where: str) -> int:
+        number = self._value(entry, name, where)
+        if not isinstance(number, int) or number not in known:
+            raise UserError(where, f"{name} {number!r} is no id of the file", next_step="mend the annotation")
+        return number
+
+    def _corners(self, entry: dict[str, Any], where: str) -> Sequence[object]:
+        """(x0, y0, x1, y1) of COCO's (x, y, width, height)."""
+        box = self._value(entry, "bbox", where)
+        if not isinstance(box, list) or len(box) != 4 or not all(isinstance(value, int | float) for value in box):
+            raise UserError(where, f"bbox is {box!r:.60}", allowed="[x, y, width, height] in pixels")
+        left, top, width, height = box
+        return left, top, left + width, top + height
+
+    def _path(self, name: str, where: str) -> Path:
+        for folder in self._folders:
+            if (folder / name).is_file():
+                return folder / name
+        places = ", ".join(f"'{folder}'" for folder in self._folders)
+        raise UserError(where, f"there is no image '{name}'", allowed=f"in {places}")
+
+
+DIFFICULT = "marked as difficult, left out"
+SETS = {"train": "train", "validation": "val", "test": "test"}
+
+
+def open_voc(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
+    """The source and its splits. UserError: missing or broken annotations with file and object, and missing images."""
+    assert settings.path is not None
+    left_out = UnusedBoxes()
+    names = dict(_names(settings.path))
+    splits = {split: [_read(settings.path, name, left_out) for name in own] for split, own in names.items()}
+    return opened_source(settings, splits, left_out, [])
+
+
+def _names(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Split -> names of its images, without suffix."""
+    sets = root / "ImageSets" / "Main"
+    if (sets / "train.txt").is_file():
+        for split, name in SETS.items():
+            if (sets / f"{name}.txt").is_file():
+                lines = (sets / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+                yield split, [line.split()[0] for line in lines if line.strip()]
+        return
+    found = sorted(file.stem for file in (root / "Annotations").glob("*.xml"))
+    if not found:
+        raise UserError(
+            f"data folder '{root}'",
+            "no Annotations/*.xml",
+            allowed="Annotations/*.xml and JPEGImages/*",
+            next_step="choose another with data.path=FOLDER",
+        )
+    yield "train", found
+
+
+def _read(root: Path, name: str, left_out: UnusedBoxes) -> AnnotatedImage:
+    """An image with its boxes."""
+    file = root / "Annotations" / f"{name}.xml"
+    where = f"annotations '{file}'"
+    try:
+        tree = ElementTree.parse(file).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise UserError(where, f"no readable XML ({error})", next_step="export it again") from error
+    size = sized(where, _text(tree, "size/width", where), _text(tree, "size/height", where))
+    names, boxes = [], []
+    for row, entry in enumerate(tree.iterfind("object"), start=1):
+        place = f"{where}, object {row}"
+        label = _text(entry, "name", place)
+        if (entry.findtext("difficult") or "0").strip() == "1":
+            left_out.add(DIFFICULT, place)
+            continue
+        low = [_from_zero(_text(entry, f"bndbox/{edge}", place)) for edge in ("xmin", "ymin")]
+        high = [_text(entry, f"bndbox/{edge}", place) for edge in ("xmax", "ymax")]
+        if (box := share_of(place, (*low, *high), size, left_out)) is not None:
+            names.append(label)
+            boxes.append(box)
+    picture = root / "JPEGImages" / (tree.findtext("filename") or f"{name}.jpg").strip()
+    if not picture.is_file():
+        raise UserError(where, f"there is no image '{picture}'", next_step="add it, or remove the annotation")
+    return AnnotatedImage(
+        file=picture, where=where, width=size[0], height=size[1], names=tuple(names), boxes=tuple(boxes)
+    )
+
+
+def _text(entry: Element, path: str, where: str) -> str:
+    found = (entry.findtext(path) or "").strip()
+    if not found:
+        raise UserError(where, f"no '{path}'", next_step="mend the annotation")
+    return found
+
+
+def _from_zero(value: str) -> float | str:
+    """The edge before a pixel that is counted from 1; text that is not a number is returned unchanged."""
+    try:
+        return float(value) - 1
+    except ValueError:
+        return value

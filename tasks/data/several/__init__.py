@@ -1,1 +1,0 @@
-"""Samples with several inputs: a synthesised source, and tables whose rows name images and have numbers."""

@@ -1,1 +1,0 @@
-"""SubNets in adapted form: their own BatchNorm statistics and tensors, beside the shared weights, and in side files."""

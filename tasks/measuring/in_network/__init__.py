@@ -1,1 +1,0 @@
-"""Operators timed in situ: layer by layer inside a few SubNets that together contain all operators."""

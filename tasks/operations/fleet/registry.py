@@ -1,0 +1,267 @@
+"""The registry of devices, bundles and roll-outs, in a database: SQLite by default, PostgreSQL by its address.
+
+The tables of a registry. Times are seconds since 1970, UTC; tokens are stored only as their sha256.
+
+Upgrades from earlier schemas to that of `tasks.operations.fleet.registry`, in the transaction that opens it.
+
+All rows are kept.
+
+The database of a registry: created if new, upgraded if old, refused if its schema is a later one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
+
+from adaptive_runtime.base.errors import without_passwords
+from tasks.base.errors import UserError, shortened
+
+SCHEMA_VERSION = 2
+"""Version of these tables. `tasks.operations.fleet.registry` upgrades earlier ones; a later one is refused."""
+
+metadata = MetaData()
+
+schema = Table(
+    "fleet_schema",
+    metadata,
+    Column("version", Integer, primary_key=True),
+    Column("window_s", Float, nullable=False),  # length of the windows of telemetry
+)
+
+enrolments = Table(
+    "enrolments",
+    metadata,
+    Column("token_hash", String(64), primary_key=True),
+    Column("owner", String(256), nullable=False),
+    Column("expires_s", Float, nullable=False),
+    Column("device", String(32)),  # device that has used it; null: none yet
+)
+
+devices = Table(
+    "devices",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("token_hash", String(64), nullable=False, unique=True),
+    Column("name", String(256), nullable=False),
+    Column("kind", String(256), nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("owner", String(256), nullable=False),
+    Column("enrolled_s", Float, nullable=False),
+    Column("seen_s", Float, nullable=False),
+    Column("sequence", BigInteger, nullable=False, default=0),  # sequence number of its latest telemetry
+    Column("told", String(64)),  # sha256 of that telemetry, which detects repeated messages
+    Column(
+        "restored", Integer, nullable=False, server_default="0"
+    ),  # how often it sent telemetry from an older copy of its folder
+    Column("restored_s", Float),  # last time of this
+    Column("lut", String(256)),  # name of the look-up table of its kind
+    Column("verdict", String(16)),  # of the latest check by its kind: sound, odd, failed, unknown
+    Column("verdict_reason", Text),
+    Column("checked_s", Float),
+    Column("assigned", String(64)),  # digest of the bundle that it should run; null: whatever it has
+    Column("active", String(64)),  # digest of the bundle that it reports to run
+)
+
+bundles = Table(
+    "bundles",
+    metadata,
+    Column("digest", String(64), primary_key=True),  # sha256 of bundle.json
+    Column("name", String(256), nullable=False),
+    Column("signature", String(64)),
+    Column("added_s", Float, nullable=False),
+)
+
+telemetry = Table(
+    "telemetry",
+    metadata,
+    Column("device", String(32), ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True),
+    Column("window", Integer, primary_key=True),  # its start over the length of windows
+    Column("bundle", String(64), primary_key=True),  # bundle that answered; empty: none of this registry
+    Column("requests", Float, nullable=False),
+    Column("log_latency", Float, nullable=False),
+    Column("in_time", Float, nullable=False),
+    Column("confidence", Float, nullable=False),
+    Column("labelled", Float, nullable=False),
+    Column("agreed", Float, nullable=False),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("bundle", String(64), ForeignKey("bundles.digest"), nullable=False),
+    Column("kinds", Text, nullable=False),  # JSON; empty: all
+    Column("settings", Text, nullable=False),
+    Column("seed", Integer, nullable=False),
+    Column("state", String(16), nullable=False),  # running, asking, halted, complete
+    Column("stage", Integer, nullable=False),
+    Column("stage_window", Integer, nullable=False),  # window in which the stage began
+    Column("looked_window", Integer, nullable=False),  # last window that was decided on
+)
+
+rollout_devices = Table(
+    "rollout_devices",
+    metadata,
+    Column("rollout", Integer, ForeignKey("rollouts.id"), primary_key=True),
+    Column("place", Integer, primary_key=True),
+    Column("device", String(32), nullable=False),
+    Column("kind", String(256), nullable=False),
+    Column("before", String(64)),  # bundle that it was assigned before
+    Column("stage", Integer),  # stage in which it gets the bundle; null: not yet
+    Column("compared", Boolean, nullable=False, default=False),  # whether the test of the running stage looks at it
+)
+
+rollout_events = Table(
+    "rollout_events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("rollout", Integer, ForeignKey("rollouts.id"), nullable=False, index=True),
+    Column("at_s", Float, nullable=False),
+    Column("stage", Integer, nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+
+def upgrade(connection: Connection, version: int) -> None:
+    """Upgrade the schema. Version 2 adds facts of a device's latest telemetry, of its restored copies, and of checks."""
+    if version < 2:
+        for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
+            column = CreateColumn(devices.c[name]).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {devices.name} ADD COLUMN {column}")
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"ALTER TABLE {devices.name} ALTER COLUMN sequence TYPE BIGINT")
+    connection.execute(update(schema).values(version=SCHEMA_VERSION))
+
+
+WINDOW_S = 3600.0
+READS = "fleet_reads"
+ADDRESSES = "sqlite:///FILE or postgresql+psycopg://…"
+BUSY_S = 30
+"""How long to wait for a SQLite database that another process writes to [s]."""
+WRITERS = 8
+"""Transactions of a service that write at once, if the database takes several."""
+
+
+class Registry:
+    """An open database. Each block `with registry.writing() as connection` is one transaction, as is one of `reading`."""
+
+    def __init__(self, engine: Engine, where: str, window_s: float) -> None:
+        """where: its address for people. window_s: length of the windows of telemetry."""
+        self._engine, self.where, self.window_s = engine, where, window_s
+        self._reader = engine.execution_options(**{READS: True})
+
+    @classmethod
+    def open(cls, url: str, window_s: float = WINDOW_S) -> Self:
+        """Open a registry. UserError: unusable, or of a later version.
+
+        url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. window_s: of a new registry.
+        """
+        where = f"database '{without_passwords(url)}'"
+        try:
+            engine = create_engine(url, pool_pre_ping=True)
+            if engine.dialect.name == "sqlite":
+                _make_folder(engine)
+                event.listen(engine, "connect", _open_sqlite)
+                event.listen(engine, "begin", _begin_sqlite)
+            with engine.begin() as connection:
+                found_s = _windows_of(connection, where, window_s)
+        except ModuleNotFoundError as error:
+            raise UserError(
+                where, f"its driver '{error.name}' is missing", next_step=f"pip install {error.name}"
+            ) from error
+        except NoSuchModuleError as error:
+            raise UserError(where, shortened(error), allowed=ADDRESSES) from error
+        except ArgumentError as error:
+            raise UserError("database", "is no address", allowed=ADDRESSES) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise UserError(where, f"cannot be used ({shortened(error)})") from error
+        return cls(engine, where, found_s)
+
+    @property
+    def writers(self) -> int:
+        """Number of transactions that may write at once. SQLite has one writer; waiting for it is slower than a queue."""
+        return 1 if self._engine.dialect.name == "sqlite" else WRITERS
+
+    def close(self) -> None:
+        """Close the registry's connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction; rolled back if its block raises."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that writes nothing, and waits for no writer."""
+        with self._reader.begin() as connection:
+            yield connection
+
+
+def one_at_a_time(connection: Connection) -> None:
+    """Wait for all other transactions that called this; from now on, the data read does not change until the transaction ends.
+
+    For transactions that read several rows before they write: roll-outs, and bundles that are added. SQLite has one writer
+    anyway.
+    """
+    connection.execute(select(schema.c.version).with_for_update())
+
+
+def _make_folder(engine: Engine) -> None:
+    file = engine.url.database
+    if file and file != ":memory:":
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A writer waits for other writers from its first statement on, so the data it read does not change before it writes."""
+    reads = connection.get_execution_options().get(READS, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _open_sqlite(connection: Any, record: Any) -> None:
+    """Set up a connection: readers do not wait for a writer, and foreign keys are enforced."""
+    connection.isolation_level = None  # transactions begin as `_begin_sqlite` says
+    for setting in ("journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={1000 * BUSY_S}", "synchronous=NORMAL"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _windows_of(connection: Connection, where: str, window_s: float) -> float:
+    """Window length of a registry; its schema is created if it is missing, and upgraded if it is older."""
+    if not inspect(connection).has_table(schema.name):
+        metadata.create_all(connection)
+        connection.execute(insert(schema).values(version=SCHEMA_VERSION, window_s=window_s))
+    found = connection.execute(select(schema.c.version).with_for_update()).scalar_one_or_none()
+    if found is None or not 1 <= found <= SCHEMA_VERSION:
+        late = found is not None and found > SCHEMA_VERSION
+        next_step = "update autotailor here" if late else "use another database"
+        raise UserError(where, f"its schema has version {found}", allowed=f"1 to {SCHEMA_VERSION}", next_step=next_step)
+    if found < SCHEMA_VERSION:
+        upgrade(connection, found)
+    return float(connection.execute(select(schema.c.window_s)).scalar_one())

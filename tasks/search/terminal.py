@@ -1,0 +1,331 @@
+"""SubNets in numbers: one SubNet by its stages, two SubNets layer by layer.
+
+Terminal tables of a chosen SubNet and of two SubNets side by side.
+
+SubNets over several devices together, in the terminal.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypedDict
+
+from rich.bar import Bar
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from tailor_ir import Choice, choice_text
+from tasks.base.pages.text import amount, milliseconds
+from tasks.base.schemas.placed import JointFront, PlanRow
+from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.winners import Front
+from tasks.evaluation.uncertainty import indistinct, predicted, ranked_by, uncertain
+from tasks.prediction.layers import LayerRow, Layers, SectionRow, SubNetLayer
+from tasks.search.results import SubNetRow
+
+
+class PlacedLayer(LayerRow):
+    """A layer with its name and its number among the layers of the largest SubNet."""
+
+    layer: int
+    place: str
+
+
+class ArchitectureRows(TypedDict):
+    """Sections and layers as JSON with their predicted latencies [ms]. elsewhere: choices that belong to no section."""
+
+    offset_ms: float
+    elsewhere: dict[str, Choice]
+    sections: list[SectionRow]
+    layers: list[PlacedLayer]
+
+
+class ComparedLayer(TypedDict):
+    """A layer of two SubNets. `first`, `second`: its operator; None if the SubNet skips the layer's block.
+
+    `difference_ms`: second minus first, with 0 for a skipped layer; None if an operator has no latency.
+    """
+
+    layer: int
+    section: str
+    place: str
+    first: LayerRow | None
+    second: LayerRow | None
+    difference_ms: float | None
+
+
+class ComparedSubNet(SubNetRow):
+    """One side of a comparison. `word`: its name in the request. `elsewhere`: choices that belong to no section."""
+
+    word: str
+    elsewhere: dict[str, Choice]
+
+
+class ComparedSubNets(TypedDict):
+    """Two SubNets side by side on one device. `uncertainty`: of their accuracies (`tasks.base.schemas.predictions`)."""
+
+    device: str
+    uncertainty: dict[str, Any]
+    first: ComparedSubNet
+    second: ComparedSubNet
+    offset_ms: float
+    layers: list[ComparedLayer]
+
+
+def architecture(layers: Layers, config: Mapping[str, Any]) -> ArchitectureRows:
+    """The architecture of one SubNet, with its predicted latencies [ms]."""
+    return {
+        "offset_ms": layers.offset_ms,
+        "elsewhere": layers.elsewhere(config),
+        "sections": [section.to_json() for section in layers.sections(config)],
+        "layers": [
+            {"layer": number, "place": layers.places[number].name, **operator.to_json()}
+            for number, operator in layers.of(config).items()
+        ],
+    }
+
+
+def side_by_side(layers: Layers, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[ComparedLayer]:
+    """The layers that at least one of two SubNets has, in the order of the largest SubNet."""
+    left, right = layers.of(first), layers.of(second)
+    rows: list[ComparedLayer] = []
+    for number in sorted(left.keys() | right.keys()):
+        operators = left.get(number), right.get(number)
+        difference_ms = _ms(operators[1]) - _ms(operators[0])
+        rows.append(
+            {
+                "layer": number,
+                "section": layers.places[number].section,
+                "place": layers.places[number].name,
+                "first": None if operators[0] is None else operators[0].to_json(),
+                "second": None if operators[1] is None else operators[1].to_json(),
+                "difference_ms": None if math.isnan(difference_ms) else difference_ms,
+            }
+        )
+    return rows
+
+
+def _ms(operator: SubNetLayer | None) -> float:
+    if operator is None:
+        return 0.0
+    return math.nan if operator.predicted_ms is None else operator.predicted_ms
+
+
+Row = Mapping[str, Any]
+BAR_WIDTH = 24
+ACCURACY = "accuracy"
+NOTHING = "[dim]–[/]"
+WHOLE = "whole SubNet"
+
+
+def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
+    """The SubNet that a rule chose: its predictions, and its stages with their share of the latency.
+
+    score: the name of the learning problem's metric.
+    """
+    facts = facts_table(f"{row['device']}: {row['rule']['text']}")
+    speed_up = row["largest_ms"] / row["predicted_ms"]
+    facts.add_row(
+        "latency",
+        f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted",
+        f"{speed_up:.3g} × faster than the largest",
+    )
+    add_accuracy(facts, row, score)
+    facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
+    facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
+    if row["architecture"]["elsewhere"]:
+        facts.add_row("", _choices(row["architecture"]["elsewhere"]), "")
+    return Group(facts, _sections(row["architecture"]))
+
+
+def add_accuracy(facts: Table, row: Row, score: str) -> None:
+    """Add the accuracy of a chosen SubNet beside the base network's, and a remark if other SubNets cannot be distinguished."""
+    known, base = Uncertainty.model_validate(row["uncertainty"]), row["base"]
+    if "measured_accuracy" in row:
+        found = f"[bold]{uncertain(row['measured_accuracy'], known.samples)}[/] measured"
+    else:
+        found = f"[bold]{predicted(row['predicted_accuracy'], known)}[/] predicted"
+    facts.add_row(score, found, escape(f"{base['name']} {uncertain(base['accuracy'], base['samples'])}"))
+    facts.caption, facts.caption_justify = remarked(row["indistinct"]), "left"
+
+
+def remarked(*lines: str | None) -> str | None:
+    """The text below a table: all lines that are not None; None if there are none."""
+    return "\n".join(f"[yellow]{escape(line)}[/]" for line in lines if line) or None
+
+
+def front_table(front: Front, score: str = ACCURACY) -> Table:
+    """The winners of a search, with a note if every budget exceeds the latency of the whole network."""
+    largest = front.largest
+    idle = all(winner.budget_ms >= largest.predicted_ms for winner in front.winners)
+    note = (
+        f"every budget is above the whole network ({milliseconds(largest.predicted_ms)}); ask for less"
+        if idle
+        else None
+    )
+    known = front.uncertainty
+    table = Table(title=escape(front.device), title_justify="left", caption_justify="left")
+    table.caption = remarked(note, indistinct(front.winners, known))
+    for column in ("budget", "latency", score, "MACs", "parameters"):
+        table.add_column(column, justify="right")
+    table.add_column("digest")
+    rows = [(milliseconds(winner.budget_ms), winner, ranked_by(winner, known)) for winner in front.winners]
+    measured = uncertain(largest.predicted_accuracy, known.samples)  # predictions begin with it
+    for budget, row, accuracy in [*rows, ("largest", largest, measured)]:
+        numbers = (milliseconds(row.predicted_ms), accuracy, amount(row.macs), amount(row.parameters))
+        table.add_row(budget, *numbers, row.digest)
+    return table
+
+
+def facts_table(title: str) -> Table:
+    """A table of facts under a title, without column headers."""
+    return Table(title=escape(title), show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
+
+
+def _sections(found: ArchitectureRows) -> Table:
+    table = Table()
+    table.add_column("section")
+    for column in ("blocks", "channels", "output"):
+        table.add_column(column, justify="right")
+    table.add_column("choices")
+    table.add_column("predicted", justify="right")
+    table.add_column("share", min_width=BAR_WIDTH)
+    whole = sum(section["predicted_ms"] or 0.0 for section in found["sections"]) or 1.0
+    for section in found["sections"]:
+        choices = {kind: "/".join(map(choice_text, values)) for kind, values in section["choices"].items()}
+        table.add_row(
+            escape(section["name"]),
+            f"{section['blocks']} of {section['all_blocks']}" if section["stage"] else "",
+            str(section["channels"]),
+            _shape(section["output"]),
+            escape(", ".join(f"{kind} {values}" for kind, values in choices.items())),
+            milliseconds(section["predicted_ms"]),
+            Bar(whole, 0, section["predicted_ms"] or 0.0, width=BAR_WIDTH, color="blue"),
+        )
+    return table
+
+
+def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> RenderableType:
+    """Two SubNets layer by layer, with a line below each section; a layer that a SubNet lacks is shown as a dash."""
+    first, second = compared["first"], compared["second"]
+    table = Table(
+        title=escape(f"{compared['device']}: {first['word']} and {second['word']}"),
+        title_justify="left",
+        caption=escape("channels, predicted latency [ms]; difference: the second less the first"),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("block")
+    table.add_column("operator")
+    for side in (first, second):
+        table.add_column(escape(side["word"]), justify="right")
+        table.add_column("ms", justify="right")
+    table.add_column("difference", justify="right")
+    for _, rows in groupby(compared["layers"], lambda row: row["section"]):
+        _add_section(table, list(rows))
+    for name, text, difference in _totals(compared, score):
+        table.add_row(name, "", "", text(first), "", text(second), difference, style="bold" if name == WHOLE else None)
+    for side in (first, second):
+        if side["elsewhere"]:
+            table.add_row(escape(side["word"]), _choices(side["elsewhere"]))
+    return table
+
+
+def _totals(compared: ComparedSubNets, score: str) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
+    """The rows below the layers: name, text of a side, difference."""
+    first, second = compared["first"], compared["second"]
+    known = Uncertainty.model_validate(compared["uncertainty"])
+    points = 100 * (second["predicted_accuracy"] - first["predicted_accuracy"])
+    yield WHOLE, lambda side: _number(side["predicted_ms"]), _difference(second["predicted_ms"] - first["predicted_ms"])
+    yield score, lambda side: predicted(side["predicted_accuracy"], known), f"{points:+.2f} points"
+    yield "MACs", lambda side: amount(side["macs"]), ""
+    yield "parameters", lambda side: amount(side["parameters"]), ""
+
+
+def _add_section(table: Table, rows: Sequence[ComparedLayer]) -> None:
+    for position, row in enumerate(rows):
+        sides = [row["first"], row["second"]]
+        titles = dict.fromkeys(side["title"] for side in sides if side)
+        cells = [cell for side in sides for cell in _cells(side)]
+        same = row["first"] == row["second"]
+        table.add_row(
+            escape(row["place"]),
+            escape(" | ".join(titles)),
+            *cells,
+            "" if same else _difference(row["difference_ms"]),
+            style="dim" if same else None,
+            end_section=position == len(rows) - 1,
+        )
+
+
+def _cells(side: LayerRow | None) -> tuple[str, str]:
+    if side is None:
+        return NOTHING, NOTHING
+    before, after = side["channels"]
+    return f"{before}→{after}", _number(side["predicted_ms"])
+
+
+def _number(value_ms: float | None) -> str:
+    return NOTHING if value_ms is None else f"{value_ms:.4g}"
+
+
+def _difference(value_ms: float | None) -> str:
+    if value_ms is None:
+        return NOTHING
+    color = "red" if value_ms > 0 else "green" if value_ms < 0 else "dim"
+    return f"[{color}]{value_ms:+.3g}[/]"
+
+
+def _choices(choices: Mapping[str, Choice]) -> str:
+    return escape(", ".join(f"{name} {choice_text(choice)}" for name, choice in choices.items()))
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+KIB = 1024
+
+
+def joint_table(found: JointFront, score: str = ACCURACY) -> Table:
+    """The winners of a search over several devices, each with its plan."""
+    table = Table(title=escape(" + ".join(found.devices)), title_justify="left", caption_justify="left")
+    table.caption = remarked(indistinct(found.winners, found.uncertainty))
+    for column in ("budget", "latency", "at home", score, "MACs", "KiB sent"):
+        table.add_column(column, justify="right")
+    for column in ("coding", "operators on devices", "digest"):
+        table.add_column(column)
+    for row in found.winners:
+        sends = bool(row.plan.transfers)
+        table.add_row(
+            milliseconds(row.budget_ms),
+            milliseconds(row.predicted_ms),
+            milliseconds(row.home_ms),
+            predicted(row.predicted_accuracy, found.uncertainty),
+            amount(row.macs),
+            f"{row.plan.sent_bytes / KIB:.4g}" if sends else "",
+            row.coding if sends else "",
+            escape(row.plan.text),
+            row.digest,
+        )
+    return table
+
+
+def placed_tables(row: Row, score: str = ACCURACY) -> Table:
+    """The SubNet that a rule chose over several devices: its predictions and its plan."""
+    plan = PlanRow.model_validate(row["plan"])
+    facts = facts_table(f"{row['device']} and others: {row['rule']['text']}")
+    facts.add_row(
+        "latency", f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted", f"{milliseconds(row['home_ms'])} at home"
+    )
+    add_accuracy(facts, row, score)
+    facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
+    facts.add_row(
+        "plan", escape(plan.text), f"{plan.sent_bytes / KIB:.4g} KiB sent in {row['coding']}" if plan.transfers else ""
+    )
+    facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
+    return facts

@@ -1,1 +1,0 @@
-"""Rendezvous of ranks and nodes: addresses of machines, and stores that listen on a single address."""
