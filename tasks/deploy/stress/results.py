@@ -17,6 +17,8 @@ System = Literal["adapts", "largest alone"]
 SYSTEMS: tuple[System, ...] = ("adapts", "largest alone")
 WHOLE = "in all"
 """The row of all phases together."""
+MOST_OTHER_SHARE = 0.1
+"""Share of the cores that other programs may use in a comparison of phases."""
 
 
 class StressedAnswer(NamedTuple):
@@ -85,7 +87,11 @@ class StressedSwitch:
 
 @dataclass(frozen=True, slots=True)
 class StressReport:
-    """The whole result. split: split behind the accuracies; labelled: whether the images of the requests have labels."""
+    """The whole result.
+
+    split: split behind the accuracies. labelled: whether the images of the requests have labels. other_share: share of the
+    machine's cores that other programs used during the requests, 0 to 1.
+    """
 
     bundle: str
     budget_ms: float
@@ -93,6 +99,12 @@ class StressReport:
     labelled: bool
     phases: tuple[StressedPhase, ...]
     switches: tuple[StressedSwitch, ...]
+    other_share: float
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the load came from the stress alone, so that its phases can be compared."""
+        return self.other_share <= MOST_OTHER_SHARE
 
     def whole(self, system: System) -> StressedPhase:
         """All phases of a service together."""
@@ -124,7 +136,7 @@ MOST_SHOWN = 3
 
 def stress_tables(report: StressReport) -> Group:
     """Phases of both services, the switches with their reasons, and the result in one line."""
-    return Group(_phases(report), _switches(report), _comes_to(report))
+    return Group(_phases(report), _switches(report), _comes_to(report), *_disturbed(report))
 
 
 def _phases(report: StressReport) -> Table:
@@ -179,3 +191,13 @@ def _comes_to(report: StressReport) -> str:
         f"{ours.in_time:.1%} in time with {count} switches, the largest alone {largest.in_time:.1%}; "
         f"accuracy with late answers as wrong {ours.accuracy_in_time:.1%}, the largest alone {largest.accuracy_in_time:.1%}"
     )
+
+
+def _disturbed(report: StressReport) -> list[str]:
+    """A line if other programs made a load of their own."""
+    if report.is_calm:
+        return []
+    return [
+        f"This machine was not calm enough to show the effect: other programs used {report.other_share:.0%} of its cores "
+        f"(at most {MOST_OTHER_SHARE:.0%} leave the phases comparable). Run the same command again when they have ended."
+    ]

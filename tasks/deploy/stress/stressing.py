@@ -17,7 +17,7 @@ import tempfile
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple, Self
 
 import httpx
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from adaptive_runtime.bundle.bundles import OpenBundle
@@ -259,6 +260,8 @@ def body_of(x_NCHW: NDArray[np.float32]) -> PackedBody:
 
 
 DECISIONS_FILE = "decisions.jsonl"
+BUSY_TIMES = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Kinds of processor time that psutil knows; a guest's time is part of `user`."""
 CALM_REQUESTS = 10
 """Number of requests to the most accurate SubNet whose latencies determine the budget."""
 
@@ -299,6 +302,38 @@ class _Asking:
         return given["adapts"]
 
 
+class OtherPrograms:
+    """Processor time of all programs but this one, its services and its load, from now on.
+
+    Time that a host takes from a virtual machine (`steal`) counts as other programs' time.
+    """
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        self._busy_s, self._own_s = _busy_s(), _own_s()
+
+    def share(self) -> float:
+        """Share of all cores that other programs have used since the start, 0 to 1."""
+        others_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
+        return min(1.0, max(0.0, others_s / ((time.monotonic() - self._start_s) * (os.cpu_count() or 1))))
+
+
+def _busy_s() -> float:
+    """Time in which cores were not idle, over all cores, since the machine started [s]."""
+    times = psutil.cpu_times()._asdict()
+    return sum(times.get(name, 0.0) for name in BUSY_TIMES)
+
+
+def _own_s() -> float:
+    """Processor time of this process and of all processes that it has started [s]."""
+    this = psutil.Process()
+    used_s = 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            used_s += sum(process.cpu_times()[:2])
+    return used_s
+
+
 def run(settings: StressSettings, bundle: Path, progress: Progress) -> StressReport:
     """Serve the bundle, send requests under stress, end all processes. AdaptiveError in one line: it cannot be served."""
     asked, schedule = AskedBundle.open(bundle, settings), StressSchedule.of(settings)
@@ -316,8 +351,10 @@ def run(settings: StressSettings, bundle: Path, progress: Progress) -> StressRep
         serve("adapts", "--adapts", "--budget-ms", str(budget_ms), "--decisions", str(decisions))
         progress.say(f"live page: {asking.services['adapts'].page}")
         stress = stack.enter_context(settings.processes)
+        others = OtherPrograms()
         start_s = time.monotonic()
         _play(asking, schedule, stress, progress)
+        other_share = others.share()
         switches = _switches(decisions, schedule, start_s)
     return StressReport(
         bundle=str(bundle),
@@ -326,6 +363,7 @@ def run(settings: StressSettings, bundle: Path, progress: Progress) -> StressRep
         labelled=asked.labels is not None,
         phases=by_phase(asking.answers, budget_ms),
         switches=switches,
+        other_share=other_share,
     )
 
 

@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
 from adaptive_runtime.bundle.bundles import BundleManifest
 from adaptive_runtime.state.traces import LoadTrace
@@ -21,8 +24,8 @@ from flows.config.devices import StressConfig
 from flows.config.validate import validate
 from tailor_ir import SuperNet
 from tasks.base.progress import Silent
-from tasks.deploy.stress import Settings, run
-from tasks.deploy.stress.results import WHOLE, StressedAnswer, by_phase
+from tasks.deploy.stress import Settings, run, stressing
+from tasks.deploy.stress.results import WHOLE, StressedAnswer, StressReport, by_phase, stress_tables
 from tasks.deploy.stress.stressing import AskedBundle, StressSchedule
 from tests.support.runtime.service_process import INFER, body, served, soon
 from tests.support.runtime.service_process import images as some_images
@@ -158,6 +161,47 @@ def test_a_phase_has_shares_and_means_of_its_answers() -> None:
     assert (stress.phase, stress.in_time, stress.subnets) == ("stress", 1.0, {"a": 1})
     assert (whole.phase, whole.answers, whole.subnets) == (WHOLE, 3, {"a": 2, "b": 1})
     assert whole.in_time == pytest.approx(2 / 3)
+
+
+def burned_s(process: psutil.Process, seconds: float) -> float:
+    """Let a process compute until it has used this many seconds of a core; the time that it has used [s]."""
+    while (used_s := float(sum(process.cpu_times()[:2]))) < seconds:
+        time.sleep(0.05)
+    return used_s
+
+
+def test_processor_time_of_own_processes_is_not_that_of_other_programs() -> None:
+    before_s = stressing._own_s()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as own:
+        used_s = burned_s(psutil.Process(own.pid), 0.3)
+        after_s = stressing._own_s()
+        own.kill()
+    assert after_s - before_s >= used_s - 0.05
+
+
+def test_processor_time_of_other_programs_is_seen() -> None:
+    start_s, others = time.monotonic(), stressing.OtherPrograms()
+    # The shell ends, so that the program is nobody's child.
+    command = f"'{sys.executable}' -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    orphan = psutil.Process(int(subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE).stdout))
+    try:
+        used_s = burned_s(orphan, 0.3)
+        share = others.share()
+    finally:
+        orphan.kill()
+    cores_s = (time.monotonic() - start_s) * (psutil.cpu_count() or 1)
+    assert used_s * 0.8 / cores_s <= share <= 1.0
+
+
+def test_a_load_of_other_programs_is_told_below_the_tables() -> None:
+    phases = by_phase([answer("calm", 2.0), answer("calm", 3.0)._replace(system="largest alone")], budget_ms=5.0)
+    calm = StressReport("bundle", 5.0, "test", True, phases, (), other_share=0.04)
+    for report, is_told in ((calm, False), (replace(calm, other_share=0.31), True)):
+        console = Console(width=200, file=StringIO())
+        console.print(stress_tables(report))
+        assert isinstance(console.file, StringIO)
+        words = "not calm enough to show the effect: other programs used 31% of its cores"
+        assert (words in console.file.getvalue()) is is_told
 
 
 @pytest.mark.long
