@@ -149,7 +149,7 @@ def measure(
     own, _ = profiled(name, device, client, work)
     supernet = own.parent / SUPERNET_FOLDER
     latency.run(predict, supernet, own, client, own, Terminal())
-    rows = LatencyValidation.read(own / latency.VALIDATION_FILE).subnets
+    rows = LatencyValidation.read(own / latency.LATENCY_VALIDATION_FILE).subnets
     lut = Lut.open(own / LUT_FOLDER)
     terms = SubNetTerms(tailor_ir.load(supernet), lut, cache_bytes)
     found = [{"quantity": "latency", **row} for row in compare_latencies(terms, rows)]

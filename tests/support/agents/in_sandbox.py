@@ -65,7 +65,7 @@ def attempts(request: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "trace its parent": trace_parent,
         "signal its parent": lambda: os.kill(os.getppid(), 0),
         "become root": lambda: os.setuid(0) if os.getuid() else os.setgroups([0]),
-        "make a namespace": lambda: seccomp.kernel.unshare(0x10000000),
+        "make a namespace": lambda: seccomp.unshare(0x10000000),
         "write into its folder": lambda: (own / "new").write_bytes(b"x"),
         "read from its folder": lambda: (own / "model").read_bytes(),
         "read the processor's facts": lambda: Path("/proc/cpuinfo").read_bytes(),
@@ -87,12 +87,12 @@ def main(request: dict[str, Any]) -> None:
         os.setgroups([])
         os.setgid(request["user"])
         os.setuid(request["user"])
-        seccomp.kernel.process_control(PR_SET_DUMPABLE, 1)  # as a program that this user starts
+        seccomp.process_control(PR_SET_DUMPABLE, 1)  # as a program that this user starts
     if request["lacking"]:  # a filter that answers as kernels without these calls do
         kept = dict(seccomp.REFUSED)
         seccomp.REFUSED.clear()
         seccomp.REFUSED.update({str(number): (number, number) for number in request["lacking"]})
-        seccomp.kernel.process_control(seccomp.kernel.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.process_control(seccomp.PR_SET_NO_NEW_PRIVS, 1)
         seccomp.restrict()
         seccomp.REFUSED.clear()
         seccomp.REFUSED.update(kept)

@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from benchmarks.house import House, read, rows
 from tests.support.docs.documents import ROOT
 
 ROOMS = ("adaptive_runtime", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
@@ -16,7 +17,12 @@ OPEN_IR_MODULES = {"axes", "graph", "memory", "subnets", "summary"}
 """Submodules of `tailor_ir` that other rooms import."""
 MOST_IR_MODULES = 8
 MOST_FUNCTION_LINES = 50
-MEDIAN_FILE_LINES = 200
+MEDIAN_FILE_LINES = 300
+MOST_FILES = 650
+MOST_FILES_A_THOUSAND_LINES = 6.0
+MOST_SHORT_MODULES = 15
+MOST_ARROWS = {"tasks": (15, 75), "adaptive_runtime": (18, 60), "flows": (8, 20)}
+"""Room -> most packages, and most pairs of packages of which the first imports the second."""
 
 
 def sources(*folders: str) -> list[Path]:
@@ -68,3 +74,27 @@ def test_all_rooms_tests_and_benchmarks_are_type_checked() -> None:
     targets = (ROOT / "Makefile").read_text()
     assert re.search(r"^test:.*\n\t.* types( |$)", targets, re.MULTILINE)
     assert re.search(r"^types:.*\n\t\$\(BIN\)/mypy$", targets, re.MULTILINE), "without words: what pyproject.toml names"
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    return read()
+
+
+def test_the_product_has_few_files_for_its_lines(house: House) -> None:
+    _, files, lines = rows(house)[-1]
+    assert files <= MOST_FILES
+    assert 1000 * files / lines <= MOST_FILES_A_THOUSAND_LINES
+
+
+def test_a_short_module_with_one_importer_is_part_of_it(house: House) -> None:
+    short = house.short_modules()
+    assert len(short) <= MOST_SHORT_MODULES, f"{short}; move some into their importers"
+
+
+def test_few_arrows_join_the_packages_of_a_room(house: House) -> None:
+    for room, (most_packages, most_arrows) in MOST_ARROWS.items():
+        arrows = house.arrows(room)
+        assert len({part for arrow in arrows for part in arrow}) <= most_packages, room
+        assert len(arrows) <= most_arrows, room
+        assert not [(a, b) for a, b in arrows if (b, a) in arrows], f"{room}: packages that import each other"

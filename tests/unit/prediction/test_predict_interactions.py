@@ -151,4 +151,4 @@ def test_the_stage_uses_interactions_only_when_they_help_and_goes_on(supernet: P
     lines = (tmp_path / sensitivity.EVALUATED_FILE).read_text().splitlines(keepends=True)
     (tmp_path / sensitivity.EVALUATED_FILE).write_text("".join(lines[:-3]))
     assert sensitivity.run(settings, DataSettings(kind="digits"), supernet, tmp_path, Silent()) == found
-    assert read_json(tmp_path / sensitivity.VALIDATION_FILE) == found
+    assert read_json(tmp_path / sensitivity.ACCURACY_VALIDATION_FILE) == found

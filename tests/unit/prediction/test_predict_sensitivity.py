@@ -49,4 +49,4 @@ def test_sensitivities_are_those_of_single_modifications_and_skip_nothing(supern
     assert largest["predicted_accuracy"] == pytest.approx(largest["accuracy"])
     assert largest["predicted_loss"] == pytest.approx(largest["loss"])
     assert len(found["rows"]) == 6
-    assert read_json(tmp_path / sensitivity.VALIDATION_FILE) == found
+    assert read_json(tmp_path / sensitivity.ACCURACY_VALIDATION_FILE) == found
