@@ -1,6 +1,7 @@
-"""The part that stays on a device after deployment: decides with tables, without torch and without the IR.
+"""The run time on a device after deployment: chooses SubNets by tables, without torch and without the IR.
 
-Names of this package are imported on first use: the pipeline shares its errors, and ranks of the pipeline need nothing else.
+Names of this package are imported on first use: the pipeline shares its errors, and ranks of the pipeline need nothing
+else.
 """
 
 from importlib import import_module

@@ -1,11 +1,11 @@
-"""Disable telemetry of libraries and runtimes: every package of the project loads this one before anything else.
+"""Imports of the project's packages: telemetry of libraries is disabled first, and public names are imported on demand.
 
-Libraries read most of these settings on loading, so they must be in the environment before. Child processes inherit them.
-Values set by the user are kept (docs/security.md). For external commands, `python -m importing` prints the settings.
+Every package of the project loads this one before anything else. Libraries read most of the settings against telemetry
+on loading, so they must be in the environment before. Child processes inherit them. Values set by the user are kept
+(docs/security.md). For external commands, `python -m importing` prints the settings.
 
-Public names of a package that are imported on demand, so that settings need none of the libraries that stages need.
-
-A package writes, instead of imports at its top:
+Names are imported on demand so that settings need none of the libraries that stages need. A package writes, instead of
+imports at its top:
 
     if TYPE_CHECKING:
         from tasks.export.stage import run

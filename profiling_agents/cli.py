@@ -1,6 +1,6 @@
-"""`autotailor agent`: the command line of the device-side service. Exit code 0, or 2 with one clear line.
+"""`autotailor agent` and `autotailor relay`: command lines of the device-side services, with their arguments.
 
-The arguments of `autotailor agent` and `autotailor relay`.
+The exit code is 0, or 2 with one clear line.
 """
 
 import argparse

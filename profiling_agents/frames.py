@@ -1,8 +1,8 @@
-"""One frame = uint32 header length, uint64 payload length (both little-endian), JSON header, raw payload.
+"""Frames between processes and over the network, and checksums of all bytes between client and agent.
 
-The same frames go over the child's pipes and in the bodies of `run`. No pickle, no object arrays.
-
-Checksums of all bytes between client and agent: a garbled answer is treated as a lost connection, never as a result.
+One frame = uint32 header length, uint64 payload length (both little-endian), JSON header, raw payload. The same frames
+go over the child's pipes and in the bodies of `run`. No pickle, no object arrays. A garbled answer is treated as a lost
+connection, never as a result.
 """
 
 import math

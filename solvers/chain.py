@@ -1,18 +1,13 @@
-"""A sum of tables over few variables each, decomposed into eliminations that decide one variable after the other.
+"""A chain: a sum of tables over few variables each, as eliminations that decide one variable after the other.
 
-After each elimination only the *frontier* matters: the decided variables that share a table with an undecided one. Along a
-network the frontier is a handful of variables: the resolution, the widths and the depth of the current stage. Source: variable
-elimination (R. Dechter, *Bucket elimination*, Artificial Intelligence 113, 1999), on a path.
+After each elimination only the *frontier* matters: the decided variables that share a table with an undecided one.
+Along a network the frontier is a handful of variables: the resolution, the widths and the depth of the current stage.
+Source: variable elimination (R. Dechter, *Bucket elimination*, Artificial Intelligence 113, 1999), on a path. An
+elimination has the gain and costs that each decision of a variable adds, per state of the frontier. It takes a table
+over the frontier and the variable, so that a good order keeps the frontier small.
 
-Orders of elimination with small tables.
-
-Once some variables are decided, only their *frontier* matters: the decided variables that share a table with an undecided one.
-Deciding a variable takes a table over the frontier and the variable, so that a good order keeps the frontier small.
-
-Eliminations: the gain and costs that each decision of a variable adds, per state of the frontier.
-
-Derived columns are not variables: each is known as soon as the columns that it follows from are known. States of the frontier
-that no code reaches are left out, so derived columns add no states.
+Derived columns are not variables: each is known as soon as the columns that it follows from are known. States of the
+frontier that no code reaches are left out, so derived columns add no states.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,24 +1,20 @@
-"""The best code within budgets over the complete space, with a guarantee.
+"""The best code within budgets over the complete space, with a guarantee, by passages of partial codes along a chain.
 
-Gain and costs (in AutoTailor: predicted accuracy; predicted latency, energy, …) are sums of tables over few variables each.
-With a Lagrangian price of the costs, partial codes that cannot beat the best known code are dropped along the chain
-(`solvers.exact`). If few partial codes remain, all of them are searched and the result is exact. If many remain, partial
-codes whose costs differ by less than a share of `tolerance` of the budget count as equal. Source: Fisher, *The Lagrangian
-relaxation method* (Management Science 27, 1981).
+Gain and costs (in AutoTailor: predicted accuracy; predicted latency, energy, …) are sums of tables over few variables
+each. A partial code has a choice for each decided variable, and is in a state of the frontier (`solvers.chain`). A
+Lagrangian price of the costs bounds, per state, how much the undecided variables can still add. After each elimination,
+a partial code is dropped when it cannot gain enough at that price to beat the best known code, when it cannot stay
+within the budgets, or when another partial code in the same state dominates it. If few partial codes remain, all of
+them are searched and the result is exact. Source: Fisher, *The Lagrangian relaxation method* (Management Science 27,
+1981).
 
-With several costs, more partial codes may remain than can be searched. Then the least promising are left out, and the most that
-they could gain is reported as the gap. A gap is also reported when a cost is not a sum of tables: lower bounds of it are sums
-of tables, and complete codes are checked by `allowed`.
+If a single cost leaves too many partial codes, costs that differ by less than a share of `tolerance` of the budget
+count as equal; at a tolerance of 0 none do. Source: Ibarra and Kim, *Fast approximation algorithms for the knapsack and
+sum of subset problems* (JACM 22, 1975).
 
-The passage along a chain: after each elimination, only partial codes that may still beat the best known code are kept.
-
-A partial code has a choice for each decided variable, and is in a state of the frontier (`solvers.chain`). A price of the costs
-bounds, per state, how much the undecided variables can still add. A partial code is dropped when it cannot gain enough at that
-price, when it cannot stay within the budgets, or when another partial code in the same state dominates it.
-
-If a single cost leaves too many partial codes, costs that differ by less than a share of `tolerance` of the budget count as
-equal; at a tolerance of 0 none do. Source: Ibarra and Kim, *Fast approximation algorithms for the knapsack and sum of subset
-problems* (JACM 22, 1975).
+With several costs, more partial codes may remain than can be searched. Then the least promising are left out, and the
+most that they could gain is reported as the gap. A gap is also reported when a cost is not a sum of tables: lower
+bounds of it are sums of tables, and complete codes are checked by `allowed`.
 """
 
 from collections.abc import Callable

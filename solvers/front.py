@@ -1,16 +1,16 @@
-"""Pareto front and hypervolume of points with a cost and a gain: less cost and more gain is better.
+"""The whole Pareto front over the complete space, in two phases, and the hypervolume of points with a cost and a gain.
 
-The whole Pareto front over the complete space, in two phases.
+Less cost and more gain is better.
 
-First the convex hull of the front: the codes that are best at some price of the cost. Between two known codes, the next price
-to try makes both equal; the search ends when no better code is found.
+First the convex hull of the front: the codes that are best at some price of the cost. Between two known codes, the next
+price to try makes both equal; the search ends when no better code is found.
 
-Then the gaps between neighbours of the hull. Partial codes that stay below the corners of the known front are dropped along the
-chain (`solvers.exact`). The first passes keep few partial codes, so that the corners are tight when all partial codes are
-searched.
+Then the gaps between neighbours of the hull. Partial codes that stay below the corners of the known front are dropped
+along the chain (`solvers.exact`). The first passes keep few partial codes, so that the corners are tight when all
+partial codes are searched.
 
-Source: Ulungu and Teghem, *The two phases method* (Foundations of Computing and Decision Sciences 20, 1995); thinning of the
-front: Papadimitriou and Yannakakis, *On the approximability of trade-offs* (FOCS 2000).
+Source: Ulungu and Teghem, *The two phases method* (Foundations of Computing and Decision Sciences 20, 1995); thinning
+of the front: Papadimitriou and Yannakakis, *On the approximability of trade-offs* (FOCS 2000).
 """
 
 from collections.abc import Iterator, Sequence

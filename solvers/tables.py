@@ -1,8 +1,7 @@
-"""Tables over few variables: spread over more variables, added, merged, and gathered for many codes at once.
+"""Tables over few variables: spread over more variables, added, merged, and gathered for many codes; and errors.
 
-Codes are integer matrices (n, V): a row is an assignment, a column a variable, an entry the index of a choice.
-
-Errors for problems that a solver cannot solve. Callers turn each into a message for their user.
+Codes are integer matrices (n, V): a row is an assignment, a column a variable, an entry the index of a choice. Errors
+are for problems that a solver cannot solve. Callers turn each into a message for their user.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

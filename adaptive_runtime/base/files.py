@@ -1,7 +1,4 @@
-"""Files that are written whole or not at all, and hashes of their content.
-
-Messages that are files of their own: writing them as text, and reading them back.
-"""
+"""Files: atomic writing, digests of their content, and messages that are written to and read from JSON files."""
 
 import hashlib
 import json

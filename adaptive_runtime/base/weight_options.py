@@ -1,6 +1,6 @@
-"""Options of weights that adapt on a device, and settings of their guard; `adaptive_runtime.weights` follows them.
+"""Options of weights that adapt on a device, settings of their guard, and reports of their state and events.
 
-Reports of weights that adapt on a device: the state of each SubNet's weights, and events.
+`adaptive_runtime.weights` follows these options.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """`autotailor-runtime serve`: a bundle, or a SubNet over several devices, as a service.
 
-The other devices of a split SubNet, as options: names, addresses, tokens and certificates.
+Options name the other devices of a split SubNet, with their addresses, tokens and certificates.
 """
 
 import argparse

@@ -1,11 +1,10 @@
-"""Average and worst cost of leaving early: exit rates, and the latency and energy that follow from them.
+"""Costs of early exits: exit rates, average and worst latency and energy, and the best exit within a latency budget.
 
-Means are sums over segments: a segment costs its own latency times the share of samples that reach it, so the search can add
-them up like operators. Legend: N samples, E exits up to the full answer, R timed runs.
+Means are sums over segments: a segment costs its own latency times the share of samples that reach it, so the search
+can add means up like operators. A file has the measurements of exits on one device, in which `ResourcePolicy` looks up
+its choice.
 
-The SubNet, and the exit up to which it runs, within a latency budget: the best measured choice, with or without exits.
-
-Measurements of exits on one device, as a file: the choices among which `ResourcePolicy` looks up.
+Legend: N samples, E exits up to the full answer, R timed runs.
 """
 
 from bisect import bisect_right

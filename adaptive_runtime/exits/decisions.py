@@ -1,14 +1,8 @@
-"""The confidence of an exit in its answer: measures behind one protocol.
+"""Decisions to leave at an early exit: confidence measures, thresholds with their promise, and deciders.
 
-A measure sees the logits of one exit after the other, of one sample (K,) or of several (B, K), by the same arithmetic in
-double precision, so that a batch is decided exactly as its samples are. Higher is surer. One sample of few classes is also
-judged by plain numbers: a numpy call takes longer than their whole arithmetic. Both agree up to rounding.
-
-Legend: N samples, B of them at once, E exits, K classes.
-
-Thresholds for leaving early, as a file, and the promise behind them.
-
-Whether a sample leaves at an exit: one sample at a time, or a batch that leaves sample by sample.
+A measure sees the logits of one exit after the other, of one sample (K,) or of several (B, K), by the same arithmetic
+in double precision, so that a batch is decided exactly as its samples are. Higher is surer. One sample of few classes
+is also judged by plain numbers: a numpy call takes longer than their whole arithmetic. Both agree up to rounding.
 
 The host runs a segment of the network, asks, and goes on or stops:
 
@@ -19,7 +13,7 @@ The host runs a segment of the network, asks, and goes on or stops:
             break
     decision.answer, decision.exit, decision.confidence
 
-Legend: N samples of a batch, B of them that are left, K classes.
+Legend: N samples of a batch, B of them that are left, E exits, K classes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,11 @@
-"""A device of a fleet, and its folder.
+"""A device of a fleet: its folder, and its HTTP client of the registry.
+
+The client uses the standard library alone: a device needs nothing else. The folder has:
 
 FOLDER/member.json          the registry's address, the device's token, unsent sums; readable by its user alone
 FOLDER/token                the device's token again, for an agent that pulls from the fleet's relay; as private
 FOLDER/bundles/DIGEST/      bundles by the sha256 of their manifests
 FOLDER/current              link to the bundle that should serve; missing: the device's own
-
-HTTP client of a registry, with the standard library alone: a device needs nothing else.
 """
 
 import hashlib

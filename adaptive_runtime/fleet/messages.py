@@ -1,6 +1,6 @@
-"""Messages between devices and their registry. They contain nothing about single requests.
+"""Messages between the devices of a fleet and their registry, and sums over a device's requests since its last report.
 
-Sums over the requests of a device since the last report.
+No message contains anything about single requests.
 """
 
 import math

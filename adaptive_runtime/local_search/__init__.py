@@ -1,6 +1,6 @@
 """Search on the device: SubNets for the user's own images, combined from the segments of a bundle.
 
-[Search on the device](docs/device_search.md) says how it searches, what it needs, and what it writes.
+[Search on the device](docs/device_search.md) says how it searches, and lists its needs and its files.
 """
 
 from adaptive_runtime.local_search.background import BackgroundSearch

@@ -1,16 +1,12 @@
-"""Answers of SubNets for the user's images, in chunks of images, for all SubNets of a generation together.
+"""Evaluation of SubNets on a device: the user's images, sessions of segments, scores, latencies, and saved state.
 
-Legend: n SubNets, N samples, K classes, E segments.
+Images are an .npz file, or a folder of .npy files that is read piece by piece, with or without labels; they are never
+written. All SubNets of a generation answer in chunks of images together. Segments run in onnxruntime, loaded on demand;
+the least recently used are freed when memory is needed. A file has the evaluated SubNets: it is written completely
+after each generation, and read when the search resumes. Latencies of segments are measured once, one segment after the
+other, and saved in a file.
 
-The user's own images, with or without labels: an .npz file, or a folder of .npy files that is read piece by piece.
-
-Images are never written. Legend: N samples, C channels, H height, W width.
-
-Segments in onnxruntime, loaded on demand; the least recently used are freed when memory is needed.
-
-Evaluated SubNets of a search, in a file: written completely after each generation, and read when the search resumes.
-
-Latencies of segments on this device: measured once, one segment after the other, and saved in a file.
+Legend: n SubNets, N samples, C channels, H height, W width, K classes, E segments.
 """
 
 import hashlib

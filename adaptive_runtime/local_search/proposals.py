@@ -1,11 +1,9 @@
-"""Choice of the SubNets to evaluate next: a pure function of earlier results, so that a resumed search is the same search.
+"""Proposals of a search on a device: the SubNets to evaluate next, by a linear model of accuracy.
 
-Legend: E segments.
-
-Accuracy of SubNets as a sum of losses of their segments: a linear model with a prior, fitted to scores of SubNets.
-
-The model learns from the mean cross-entropy, not from the count of right answers: every image changes it a little, instead of a
-few by one. It therefore separates good SubNets that answer nearly the same images right.
+The choice is a pure function of earlier results, so that a resumed search is the same search. The model estimates the
+accuracy of a SubNet as a sum of losses of its segments, with a prior, and is fitted to scores of SubNets. It learns
+from the mean cross-entropy, not from the count of right answers: every image changes the cross-entropy a little, but
+only a few images change the count. It therefore separates good SubNets that answer nearly the same images right.
 
 Legend: E segments, n SubNets, F segments that are alternatives.
 """

@@ -1,6 +1,6 @@
-"""A whole search in this process: latencies, generations, results. A stopped search resumes from its folder.
+"""A whole search on a device in this process: latencies, generations, and SubNets that a deployed model can serve.
 
-Results of a search, as SubNets of the bundle that a deployed model can serve.
+A stopped search resumes from its folder.
 """
 
 import hashlib

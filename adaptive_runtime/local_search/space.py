@@ -1,13 +1,11 @@
-"""SubNets as paths through segments: counting, sampling, ranges of latency, and the best path by sums of scores.
+"""The search space on a device: SubNets as paths through segments, and their evaluation by common prefixes.
 
-Legend: E segments, B boundaries, T cells of latency. A path is a tuple of positions of segments in order.
-
-Evaluation of many SubNets on the same images: depth-first over the tree of common prefixes, without repeated runs.
-
-Features are kept only at depths where a later SubNet branches off, and are freed after the last such SubNet. Source:
+The space counts and samples paths, has ranges of latency, and finds the best path by sums of scores. A path is a tuple
+of positions of segments in order. The tree is walked depth-first, without repeated runs, on the same images. Features
+are kept only at depths from which a later SubNet branches off, and are freed after the last such SubNet. Source:
 AdaptiveNet (MobiCom 2023) §5.
 
-Legend: n SubNets, N samples, K classes.
+Legend: E segments, B boundaries, T cells of latency, n SubNets, N samples, K classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,14 +1,9 @@
-"""Results of a deployed model: answers, and its state.
+"""Results of a deployed model: answers, state, decoders of raw outputs, and the interface of weights that follow.
 
-Legend: N samples, K classes.
+Raw outputs are more than the class of a sample: boxes, classes of pixels or words, images. `adaptive_runtime.weights`
+has the class of the weights.
 
-Answers from raw outputs of SubNets that are more than the class of a sample: boxes, classes of pixels or words, images.
-
-Legend: N samples, P anchors, K classes, H height, W width; h, w those of a raw output.
-
-The interface of weights that follow a model's images; `adaptive_runtime.weights` has the class.
-
-Legend: N samples, C channels, H height, W width.
+Legend: N samples, C channels, P anchors, K classes, H height, W width; h and w, height and width of a raw output.
 """
 
 from collections.abc import Callable, Mapping, Sequence

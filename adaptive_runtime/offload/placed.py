@@ -1,16 +1,10 @@
-"""SubNets of a bundle that may be offloaded to several devices: rows of its table beside those on the coordinator.
+"""Offloaded SubNets of a bundle: open on the coordinator, connected to other devices, with expected latencies.
 
-[The choice at run time](docs/runtime_choice.md#rows-over-levels) says how they are chosen.
-
-Expected latency of an offloaded SubNet, from current link measures, the load on the coordinator, and the runs so far.
-
-A SubNet over several devices as the runtime of a chain, for one request.
+[The choice at run time](docs/runtime_choice.md#rows-over-levels) says how they are chosen. The expected latency follows
+from current link measures, the load on the coordinator, and the runs so far. For one request, a SubNet over several
+devices is the runtime of a chain.
 
 Legend: N samples, C channels, H height, W width, K classes.
-
-A SubNet of a bundle, open on the coordinator and connected to other devices.
-
-Legend: N samples, C channels, H height, W width.
 """
 
 import threading

@@ -1,7 +1,4 @@
-"""Current state of the table rows that involve other devices.
-
-All SubNets of a bundle that may be offloaded, opened together.
-"""
+"""Table rows that involve other devices: the bundle's SubNets that may be offloaded, and the rows' current state."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

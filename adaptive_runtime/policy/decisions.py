@@ -1,10 +1,6 @@
-"""Decisions: their inputs, their content with reasons, and the policies that make them.
+"""Decisions of a deployed model: their inputs, their content with reasons, policies, logs of bounded size, and replay.
 
-They are plain tuples, since a request waits for them; the log checks their values.
-
-Decisions as lines of JSON in a file, and their replay.
-
-A log of decisions of bounded size.
+Decisions are plain tuples, since a request waits for them; the log, lines of JSON in a file, checks their values.
 """
 
 import hashlib

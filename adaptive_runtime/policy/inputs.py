@@ -1,10 +1,8 @@
-"""Inputs of a choice besides the table: limits, and the slow-down of variants under load.
+"""Inputs of a choice: the table of variants, limits, and the slow-down of variants under load.
+
+A variant is a SubNet, or a SubNet up to an exit; a file has the variants of a deployed model.
 
 Legend: V variants, C load classes.
-
-The variants of a deployed model as a file: a variant is a SubNet, or a SubNet up to an exit.
-
-Legend: V variants.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,15 +1,11 @@
-"""The best variant within limits, exactly, with and without load: the first row that keeps all of them, in order of preference.
+"""Exact look-up of the best variant within limits, with and without load, by accuracy or by the least weighted cost.
 
-The more accurate variant is preferred; among equally accurate ones the faster, the more frugal, the smaller, the first one.
-Tables have some tens of rows, so a plain loop is the fastest look-up.
-
-Legend: V variants.
-
-Errors of prediction, rounded up to a few values: variants of one load class and one error share their limit on latency.
+The first row that keeps all limits wins, in order of preference. The more accurate variant is preferred; among equally
+accurate variants the faster, the more frugal, the smaller, the first. Tables have some tens of rows, so a plain loop is
+the fastest look-up. Errors of prediction are rounded up to a few values: variants of one load class and one error share
+their limit on latency.
 
 Legend: V variants, L levels.
-
-Objectives of a choice: the most accurate variant within limits, or the one with the least weighted cost.
 """
 
 import copy

@@ -1,10 +1,7 @@
-"""Rules of the user, as text: the main criterion by battery, memory, load and temperature.
+"""Rules of the user, as text and as data: the main criterion by battery, memory, load and temperature of the device.
 
+A rule has conditions on the device, and the objective while they hold; a policy follows the rules.
 [The choice at run time](docs/runtime_choice.md#rules) has the language with examples.
-
-Rules as data: conditions on the device, and the objective while they hold.
-
-A policy that follows rules: the objective changes with battery, memory, load and temperature of the device.
 """
 
 from collections.abc import Callable, Sequence

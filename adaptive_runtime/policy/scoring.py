@@ -1,18 +1,11 @@
-"""Scores of variants: accuracy against energy, latency and memory, by weights of the user or the battery.
+"""Scores of variants: weighted sums of accuracy, energy, latency and memory, by the user's weights or the battery.
 
-The weight of accuracy against energy, by the charge of the battery.
+Each criterion is between 0 and 1 over the variants that can be an answer. Weights come from preferences of pairs, by an
+analytic hierarchy process, or the charge of the battery sets the weight of accuracy against energy. For given weights a
+score is an order of preference, so a look-up in that order finds the highest score within the limits as fast as the
+most accurate variant.
 
-The score of variants: a weighted sum of criteria, each between 0 and 1 over the variants that can be an answer.
-
-Legend: V variants.
-
-Weights of criteria from preferences of pairs: an analytic hierarchy process.
-
-Legend: N criteria, M matrices.
-
-The variant with the highest score within the limits, found as fast as the most accurate one.
-
-For given weights a score is an order of preference, so a look-up in that order finds the highest score.
+Legend: V variants, N criteria, M matrices.
 """
 
 from collections.abc import Sequence, Set

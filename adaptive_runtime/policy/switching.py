@@ -1,8 +1,7 @@
 """Times of switches: down at once, up after a better variant has fitted with a margin for a while, never too often.
 
-Variants that must be loaded first: another one runs until they are.
-
-A request of several runs: its remaining time is checked from run to run.
+While a variant loads, another variant runs. A request of several runs is checked from run to run for its remaining
+time.
 """
 
 from dataclasses import dataclass

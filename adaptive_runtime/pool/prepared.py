@@ -1,9 +1,8 @@
-"""ONNX files as optimised by the runtime on this machine, kept beside the bundle: they load fast, and memory-mapped.
+"""Prepared ONNX files: optimised by the runtime on this machine, kept beside the bundle, and loaded memory-mapped.
 
-A prepared file is valid for one runtime, one processor and one group of settings. Its folder's name is the digest of these
-and of the file.
-
-Preparing files beside requests: parts serve from the original files until their prepared forms exist.
+A prepared file is valid for one runtime, one processor and one group of settings. Its folder's name is the digest of
+these and of the file. Files are prepared beside requests: parts serve from the original files until their prepared
+forms exist.
 """
 
 import hashlib

@@ -1,12 +1,9 @@
-"""Variants: a SubNet of a bundle and the exit at which it answers, ready to answer.
+"""Variants in the pool: a SubNet and the exit at which it answers, its parts, and the scaling of samples to its size.
 
-Legend: N samples, C channels, H height, W width.
-
-Samples in a SubNet's size: images scaled bilinearly with anti-aliasing, as in training, and the first words of texts.
+A part is the unit of loading and freeing: one ONNX file, or one net of ncnn. Images are scaled bilinearly with
+anti-aliasing, as in training; of texts, a SubNet takes the first words.
 
 Legend: N samples, C channels, H height, W width; O output size, I input size.
-
-Parts: the units of loading and freeing; one ONNX file, or one net of ncnn.
 """
 
 import re

@@ -1,20 +1,13 @@
-"""Boxes of objects from a detector's raw outputs, in numpy: anchors, decoding, and non-maximum suppression.
+"""Boxes of objects from a detector's raw outputs, in numpy: heads, anchors, decoding, non-maximum suppression.
 
-Anchors: the boxes from which a detector's regressions start. Legend: P anchors, A anchors at a position.
+Anchors are the boxes from which a detector's regressions start. Grids are the sizes (rows, columns) of the feature
+maps, finest first; a size is (height, width) [px]; boxes are (x0, y0, x1, y1) [px]. Anchors go by grid, row and column,
+and then by their shapes at a position. The raw output of an image (P, C) has a row for each anchor: K logits of
+classes, 4 regressions, and for some heads the logit of centre-ness. A record for each head states the meaning; its
+numbers are from torchvision's network of the same name.
 
-Grids are the sizes (rows, columns) of the feature maps, finest first; a size is (height, width) [px]; boxes are
-(x0, y0, x1, y1) [px]. Anchors go by grid, row and column, and then by their shapes at a position.
-
-Heads of detectors, one record for each: the meaning of their raw outputs.
-
-Legend: P anchors, K classes with the background.
-
-The raw output of an image (P, C) has a row for each anchor: K logits of classes, 4 regressions, and for some heads the logit of
-centre-ness. The numbers of each record are those of torchvision's network of the same name.
-
-Overlap of boxes and non-maximum suppression. Legend: N and M boxes (x0, y0, x1, y1).
-
-Detections from the raw outputs of a batch. Legend: B images, P anchors, K classes, N detections of an image.
+Legend: B images, P anchors, A anchors at a position, K classes with the background, N detections of an image; N and M
+boxes in overlaps.
 """
 
 import math

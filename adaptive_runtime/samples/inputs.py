@@ -1,21 +1,13 @@
-"""Samples with several inputs on the device: one structured array for all inputs, and numbers beside images.
+"""Inputs of samples on the device, in numpy: numbers, texts, spectrograms of signals, and several inputs in one.
 
-Numeric inputs of a sample beside its images, such as sensor values or columns of a table.
+Samples with several inputs are one structured array: `len`, slices and masks apply to samples. Numeric inputs are, for
+example, sensor values or columns of a table. Texts become the numbers of their words in a vocabulary file. Signals over
+time, such as sound and motion, become images: log-mel spectrograms, with time from left to right, and the lowest
+frequency in the first row. Source of the mel scale: O'Shaughnessy, Speech Communication (1987); of mel filters: Davis
+and Mermelstein, IEEE ASSP 28 (1980).
 
-Samples with several inputs as one structured array: `len`, slices and masks apply to samples.
-
-Legend: N samples.
-
-Log-mel spectrograms: signals as images, with time from left to right, and the lowest frequency in the first row.
-
-Source of the mel scale: O'Shaughnessy, Speech Communication (1987); of mel filters: Davis and Mermelstein, IEEE ASSP 28 (1980).
-Legend: N signals, C channels, T samples, W samples of a window, F frequencies of a window, S bands, and columns.
-
-Signals over time, such as sound and motion, converted to images for networks: spectrograms, in numpy.
-
-Words of a text and their numbers in a vocabulary file. Legend: N texts, T words, L another number of words.
-
-Conversion of texts to the numbers of their words, the inputs of networks.
+Legend: N samples, signals or texts, C channels, T samples of a signal or words, W samples of a window, F frequencies of
+a window, S bands, and columns, L another number of words.
 """
 
 import math

@@ -1,10 +1,9 @@
 """A model that answers requests from any interface, with its queue, deadlines and counters.
 
+The queue holds a limited number of requests, and none past its deadline. All code here runs in the event loop's thread,
+except for the model's work in separate threads.
+
 Legend: N samples, C channels, H height, W width.
-
-Requests in the queue: a limited number, and none past its deadline.
-
-All code here runs in the event loop's thread, except for the model's work in separate threads.
 """
 
 import asyncio

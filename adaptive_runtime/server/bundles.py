@@ -1,14 +1,10 @@
-"""Crashes of the process: a restarted service continues without the SubNets that have crashed it.
+"""Bundles as served models: crashed SubNets are left out, and SubNets found by a search on the device join.
 
 A process that ends by its own fault, such as a segmentation fault inside of a runtime, raises a signal on which the
-interpreter's fault handler writes the stack of each thread; frames name the SubNets that threads work for. A process that is
-killed from outside, or loses its power, writes nothing.
-
-Replacement of models while a service runs: SubNets that a search on the device finds join the served ones.
+interpreter's fault handler writes the stack of each thread; frames name the SubNets that threads work for. The
+restarted service continues without them. A process that is killed from outside, or loses its power, writes nothing.
 
 Legend: N samples, C channels, H height, W width.
-
-A bundle as a served model.
 """
 
 import faulthandler

@@ -1,17 +1,11 @@
-"""The local socket of a service for programs on the same device, in any language: binary frames, served like HTTP requests.
+"""The local socket of a service for programs on the same device: its file, clients, connections and frames.
 
 [The service](docs/runtime_service.md#from-other-languages) has the frames; `adaptive_runtime/clients/c/` has a client.
 
-Frames of the local socket: fixed fields, little-endian, followed by values or text.
-
-Every frame begins with a prefix: magic, version, kind, the number of the request, and the number of bytes that follow. Only
-numbers and text are read, after their sizes were compared with the model's.
-
-One client of the local socket, for its whole connection. Several of its requests may be in flight.
-
-The clients of a service's local socket: access, their number, and their end.
-
-The file of a local socket: for its owner alone; it replaces a file whose socket is dead.
+Clients are in any language. Frames are binary: fixed fields, little-endian, followed by values or text, and are served
+like HTTP requests. Every frame begins with a prefix: magic, version, kind, the number of the request, and the number of
+bytes that follow. Only numbers and text are read, after their sizes were compared with the model's. Several requests of
+a client may be in flight. The socket's file is for its owner alone; it replaces a file whose socket is dead.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Metrics of a service in the text format of Prometheus.
-
-The state of a service as JSON: the answer to `/state`, from which the page is drawn.
-"""
+"""Metrics of a service in the text format of Prometheus, and its state as JSON for `/state` and the live page."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator

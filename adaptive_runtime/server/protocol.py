@@ -1,12 +1,8 @@
-"""Messages of the Open Inference Protocol v2 (REST), as a service accepts and returns them.
+"""Messages of the Open Inference Protocol v2 (REST), tensors on the wire, and refusals with status and reason.
 
-Unknown fields and parameters are refused: a misspelt deadline would otherwise be ignored.
-
-A request that gets no answer: its status and its reason in one line.
-
-Tensors on the wire: JSON, or JSON with binary values behind it (the binary tensor data extension).
-
-Both directions in one place: `unpack` and `values_of` read the output of `pack`. Values are little-endian, in row-major order.
+Unknown fields and parameters are refused: a misspelt deadline would otherwise be ignored. Tensors are JSON, or JSON
+with binary values behind it (the binary tensor data extension), little-endian, in row-major order. Both directions are
+in one place: `unpack` and `values_of` read the output of `pack`.
 """
 
 import json

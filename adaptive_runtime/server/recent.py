@@ -1,6 +1,6 @@
-"""Recent activity of a service: answers with their latencies, and decisions with their reasons.
+"""Recent activity of a service: answers with their latencies, decisions with their reasons, and the served choice.
 
-The served choice, saved in a file, with which a restarted service continues.
+The choice is saved in a file, with which a restarted service continues.
 """
 
 import logging

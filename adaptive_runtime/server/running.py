@@ -1,6 +1,6 @@
-"""One running service: binds, opens the model, serves until a signal, answers accepted requests, ends.
+"""One running service: binds, opens the model, serves its routes until a signal, answers accepted requests, ends.
 
-The routes of a service: the Open Inference Protocol v2, metrics, the state, and the live page.
+Routes are the Open Inference Protocol v2, metrics, the state, and the live page.
 """
 
 import asyncio

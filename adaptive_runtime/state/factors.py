@@ -1,25 +1,23 @@
-"""The slow-down factor that all variants share: a Kalman filter of its logarithm, as in ALERT (USENIX ATC 2020).
+"""Slow-down factors: the common factor of all variants, own factors of variants, and the response to load.
 
-The factor drifts as a random walk, whose variance follows the recent corrections; the variance of single requests comes from
-differences of successive requests. Disturbances of a request, such as waiting for a core, take a time that hardly depends on
-its length, the predicted latency: the deviation of the logarithm is taken as inverse to the length, within `MOST_SCALED`.
-Without requests the factor returns to the average of the last ones; otherwise a level at which no variant runs would never
-end. A single outlier moves the factor by no more than a usual value could; a second one to the same side is a step, and the
-factor moves to the nearer of the two.
+The common factor is a Kalman filter of its logarithm, as in ALERT (USENIX ATC 2020). The factor drifts as a random
+walk, whose variance follows the recent corrections; the variance of single requests comes from differences of
+successive requests. Disturbances of a request, such as waiting for a core, take a time that hardly depends on its
+length, the predicted latency: the deviation of the logarithm is taken as inverse to the length, within `MOST_SCALED`.
+Without requests the factor returns to the average of its last values; otherwise a level at which no variant runs would
+never end. A single outlier moves the factor by no more than a usual value could; a second outlier to the same side is a
+step, and the factor moves to the nearer of the two.
 
-Deviations of single variants from the common slow-down: a time that each request takes beside its run, and own factors.
-
-The time beside the run, for scaling and starting it, is the same for all variants, so it weighs most for the fastest. Load
-multiplies it as it does their runs. Own factors multiply the common one.
-
-One extended Kalman filter holds the common logarithm, the time beside, and the own logarithms of the most recently served
-variants; their covariance divides an error among them. Data cannot show which of two differing variants is the normal one, so
-an own factor is measured against the mean of all served variants. It is used if it is further from 1 than `SIGNIFICANT`
+The time beside the run, for scaling and starting it, is the same for all variants, so it weighs most for the fastest.
+Load multiplies it as it does their runs. Own factors of variants multiply the common one. One extended Kalman filter
+holds the common logarithm, the time beside, and the own logarithms of the most recently served variants; their
+covariance divides an error among them. Data cannot show which of two differing variants is the normal one, so an own
+factor is measured against the mean of all served variants. It is used if it is further from 1 than `SIGNIFICANT`
 deviations.
 
-Legend: V variants, S variants with a place in the filter.
+The response to load is a regression of the factor's logarithm on the load, learned while serving.
 
-The response of the common factor to the load: a regression of its logarithm on the load, learned while serving.
+Legend: V variants, S variants with a place in the filter.
 """
 
 import math

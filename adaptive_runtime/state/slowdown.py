@@ -2,20 +2,18 @@
 
 [Sensing](docs/runtime_sensing.md#slow-down) explains how.
 
-Expected latency of the next request of each variant. Legend: V variants.
-
-Distances of requests from their expectation, in deviations: the quantiles of the last ones.
-
-The slowest of the last requests: a bound on how slow requests become. Legend: V variants.
-
-A load that comes and goes makes requests either fast or slow. By mean and deviation alone, some requests would be expected to
-be much slower than any is.
-
-The slow-down of all variants: fed by served requests, and by the load that is foreseen. Legend: V variants.
+Served requests and the foreseen load feed the slow-down, which gives the expected latency of each variant's next
+request:
 
 slow = SlowDown(predicted_ms_V)
 slow.observe(variant, measured_ms, at_s, load)
 slow.expect(foreseen_load).quantile_ms_V(0.99)
+
+Quantiles come from the distances of the last requests from their expectation, in deviations. The slowest of the last
+requests bounds how slow requests become: a load that comes and goes makes requests either fast or slow, and by mean and
+deviation alone some requests would be expected to be much slower than any is.
+
+Legend: V variants.
 """
 
 import math

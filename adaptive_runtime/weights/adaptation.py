@@ -1,12 +1,8 @@
-"""Adaptation of weights in a separate thread, so that requests do not wait for it.
+"""Adaptation of a SubNet's weights while it serves, in a separate thread, so that requests do not wait for it.
 
-Legend: N samples, C channels, H height, W width.
-
-A SubNet of a bundle whose weights adapt while it serves.
+The adaptation methods have extra dependencies (`EXTRA`).
 
 Legend: N samples, B of them in the SubNet's size, C channels, H height, W width, K classes, D statistics of an image.
-
-Extra dependencies of the adaptation methods.
 """
 
 import logging

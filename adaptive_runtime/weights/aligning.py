@@ -1,14 +1,10 @@
-"""Alignment of light, contrast and details to the usual values, image by image, without batches and without steps.
+"""Alignment of images: light, contrast and details go to usual values, image by image, without batches or steps.
 
-The decision whether images are aligned.
+A decision says whether images of unusual brightness, contrast or sharpness are aligned. In an onnxruntime session,
+weights and alignment are one value, so each run uses both or neither.
 
-Legend: B batch, C channels, H height, W width, K classes, D statistics of an image.
-
-Alignment of images of unusual brightness, contrast or sharpness, each by itself.
-
-Legend: N images, B of them at once, C channels, H height, W width, S scales, U 2 + 2S.
-
-An onnxruntime session with alignment: weights and alignment are one value, so each run uses both or neither.
+Legend: N images, B of them at once, C channels, H height, W width, K classes, D statistics of an image, S scales, U 2 +
+2S.
 """
 
 from collections import deque

@@ -1,18 +1,12 @@
-"""Gradients of a SubNet on the device, in torch.
+"""Gradients of a SubNet on the device, in torch: ONNX operators, and networks differentiable by their BatchNorms.
 
-Importing this package imports torch and onnx; nothing else here does.
+Importing this module imports torch and onnx; nothing else in this package does.
 
-ONNX operators that move a window over images, in torch. Legend: B batch, C channels, S sizes of an image.
+Operators are ONNX's of opset 17, in SubNets with BatchNorm; all can be differentiated. Operands are tensors in ONNX's
+order, None for omitted operands; attributes are Python values by name. ONNX pads the begin of each axis and then the
+end of each, which may differ. Torch's operators pad both sides alike.
 
-ONNX pads the begin of each axis and then the end of each, which may differ. Torch's operators pad both sides alike.
-
-ONNX operators (opset 17) of SubNets with BatchNorm, in torch; all can be differentiated.
-
-Operands are tensors in ONNX's order, None for omitted ones; attributes are Python values by name.
-
-A SubNet of a bundle in torch, differentiable by the scales and biases of its BatchNorms.
-
-Legend: B batch, C channels, H height, W width, K classes, F channels of all BatchNorms.
+Legend: B batch, C channels, S sizes of an image, H height, W width, K classes, F channels of all BatchNorms.
 """
 
 import math

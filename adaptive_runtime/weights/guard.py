@@ -1,16 +1,11 @@
-"""Guard that lets weights adapt only while images drift, and only while adapting improves the answers.
+"""The guard of adapting weights: drift detection, verdicts on adaptations, and a memory of images to adapt to.
 
-Legend: B batch, C channels, H height, W width, K classes, N images of calibration, D statistics of an image.
+Weights adapt only while images drift, and only while adapting improves the answers. Drift is detected before anything
+changes: a sequential test with bounded false alarms. The verdict whether an adaptation is kept follows from answers
+alone. The memory has recent and diverse images, balanced over the classes that the network predicts.
 
-Drift detection before anything changes: a sequential test with bounded false alarms.
-
-Legend: N images of calibration, D statistics of an image, G bets.
-
-The verdict whether an adaptation is kept, from answers alone.
-
-Legend: B holdout images, A labelled source images, K classes.
-
-Memory of images to adapt to: recent, diverse, and balanced over the classes that the network predicts.
+Legend: B batch or holdout images, A labelled source images, C channels, H height, W width, K classes, N images of
+calibration, D statistics of an image, G bets.
 """
 
 from bisect import bisect_left, bisect_right, insort

@@ -1,19 +1,10 @@
-"""Statistics of BatchNorms: of images, of the source, mixtures, and their distances.
+"""Statistics of BatchNorms: of images, of the source, mixtures, distances, and scales and biases learned by gradients.
 
-Legend: B batch, F channels of all BatchNorms of a SubNet, one after another.
+A SubNet that also outputs the statistics of its BatchNorms' inputs shows how unusual images are for it. Learned scales
+and biases are folded into statistics for networks with fixed scales.
 
-How unusual images are for a network, measured on the inputs of its layers.
-
-Legend: B batch, N images, F features of a layer (of all layers, in `directions_PF`), K classes, D statistics of an image, P
-directions.
-
-A SubNet that also outputs the statistics of its BatchNorms' inputs.
-
-Legend: B batch, C channels, H height, W width, K classes, F channels of all BatchNorms.
-
-BatchNorm scales and biases learned by gradients, and their folding into statistics for networks with fixed scales.
-
-Legend: B batch, C channels, H height, W width, F channels of all BatchNorms of a SubNet, one after another.
+Legend: B batch, N images, C channels, H height, W width, F channels of all BatchNorms of a SubNet, one after another,
+or features of a layer (of all layers, in `directions_PF`), K classes, D statistics of an image, P directions.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,12 +1,11 @@
-"""Adapting statistics of one SubNet, optionally with scales and biases learned by gradients, without labels.
+"""Adapting statistics of one SubNet without labels, optionally with learned scales and biases, and side files.
+
+A side file is npz without pickles, in a folder on the device, never in the bundle's weights. It fits one SubNet of one
+bundle and has checksums of its whole content. Learned scales and biases are optional; versions without them read the
+statistics beside them. An adaptation to aligned images is useless without alignment: versions without alignment treat
+such a file as damaged.
 
 Legend: A labelled source images, B batch, C channels, H height, W width, K classes.
-
-Side files: the adaptation of a SubNet, saved in a folder on the device, never in the bundle's weights.
-
-A side file is npz without pickles. It fits one SubNet of one bundle and has checksums of its whole content. Learned scales and
-biases are optional; versions without them read the statistics beside them. An adaptation to aligned images is useless without
-alignment: versions without alignment treat such a file as damaged.
 """
 
 import hashlib

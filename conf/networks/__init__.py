@@ -1,6 +1,6 @@
-"""Networks for the presets that timm lacks, each the largest SubNet of a published SuperNet: model=callable.
+"""Networks for the presets that timm lacks, each the largest SubNet of a published SuperNet, and shared layers.
 
-Layers that the networks of this folder share. Shapes: B batch, C channels, H height, W width.
+Presets name them as model=callable. Shapes: B batch, C channels, H height, W width.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,8 @@
-"""OFA's MobileNetV3 (w1.0): the largest network of its SuperNet.
+"""OFA's MobileNetV3 (w1.0) and ProxylessNAS (w1.3): the largest networks of their SuperNets.
 
-Source: Once-for-All (Cai et al., ICLR 2020), https://arxiv.org/abs/1908.09791, with the layers of MobileNetV3 (Howard et al.,
-ICCV 2019), https://arxiv.org/abs/1905.02244.
-
-OFA's ProxylessNAS network (w1.3): the largest network of its SuperNet.
-
-Source: Once-for-All (Cai et al., ICLR 2020), https://arxiv.org/abs/1908.09791, over the space of ProxylessNAS (Cai et
-al., ICLR 2019), https://arxiv.org/abs/1812.00332.
+Source: Once-for-All (Cai et al., ICLR 2020), https://arxiv.org/abs/1908.09791, with the layers of MobileNetV3 (Howard
+et al., ICCV 2019), https://arxiv.org/abs/1905.02244, and over the space of ProxylessNAS (Cai et al., ICLR 2019),
+https://arxiv.org/abs/1812.00332.
 """
 
 from typing import NamedTuple

@@ -1,14 +1,11 @@
-"""DeepLabV3 for segmentation: torchvision's without the final upsampling, which losses and scores do.
+"""Networks for segmentation: torchvision's DeepLabV3 and LRASPP on MobileNetV3-Large, and a small feature pyramid.
 
-Source: Rethinking Atrous Convolution for Semantic Image Segmentation (arXiv 1706.05587) §3.
+torchvision's networks are without the final upsampling: losses and scores do it. The feature pyramid is on a small
+residual network, from random weights. Sources: Rethinking Atrous Convolution for Semantic Image Segmentation (arXiv
+1706.05587) §3; Searching for MobileNetV3 (ICCV 2019) §6.4; Feature Pyramid Networks for Object Detection (CVPR 2017)
+§3.
 
-LRASPP on MobileNetV3-Large for segmentation: torchvision's without the final upsampling, which losses and scores do.
-
-Source: Searching for MobileNetV3 (ICCV 2019) §6.4.
-
-A feature pyramid on a small residual network, for segmentation, from random weights.
-
-Legend: B batch, C channels, H height, W width. Source: Feature Pyramid Networks for Object Detection (CVPR 2017) §3.
+Legend: B batch, C channels, H height, W width.
 """
 
 from collections.abc import Callable

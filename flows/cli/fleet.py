@@ -1,12 +1,7 @@
-"""`autotailor fleet`: a registry of devices, their tables, and roll-outs of bundles. Only `fleet profile` loads torch.
+"""`autotailor fleet`: a registry of devices, their tables, and roll-outs of bundles, with an action for each word.
 
-The config of a fleet's registry.
-
-Settings that the services of a fleet and their clients take from the config.
-
-`autotailor fleet profile`: the devices of a registry measure one table for each kind, and check each other.
-
-The actions of `autotailor fleet`, one for each word.
+The config of a registry has settings for its services and their clients. `autotailor fleet profile` measures one table
+for each kind of device, and devices check each other; only this action loads torch.
 """
 
 from collections.abc import Mapping

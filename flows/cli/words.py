@@ -1,8 +1,6 @@
-"""The words of the command line: commands and flags with their help. A new command or flag is one entry here.
+"""The words of the command line: commands and flags, and the text of `--help`, for all commands or one.
 
-Nothing heavy is imported here.
-
-The text of `--help`, for all commands or one.
+A new command or flag is one entry here. Nothing heavy is imported here.
 """
 
 import textwrap

@@ -1,12 +1,9 @@
-"""Options that not every learning problem can do yet, refused before anything is worked.
+"""Settings of a run beyond the stages' own: the space, evaluation on other processes, the first and the last stage.
 
-The settings of evaluation on other processes.
-
-The space as it is written in a config: nested names, bare kinds and ranges become selectors with their choices.
-
-The first stage of two: a backbone that is trained on data of its own before it is joined to a head.
-
-The command up to whose last stage a run goes. Flat lists: forms show a union of lists as types.
+The space in a config has nested names, bare kinds and ranges, which become selectors with their choices. The first
+stage of two trains a backbone on data of its own before it is joined to a head. The last stage is a flat list of
+commands: forms show a union of lists as types. Options that not every learning problem can do yet are refused before
+anything is worked.
 """
 
 import re

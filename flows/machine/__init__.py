@@ -1,19 +1,15 @@
-"""The machine of a run: its environment, locks between runs, and its own Prefect server.
+"""The machine of a run: its environment, locks between runs, checks of servers, interrupts, and its own Prefect server.
 
-Project folders that are not outputs (Prefect's home, device locks), and the settings of its libraries.
+Call `prepare` before Prefect, MLflow or torch are first loaded: they read their settings from the environment. The
+environment has project folders that are not outputs (Prefect's home, device locks). The garbage collector pauses while
+large libraries load, which makes that a fifth faster.
 
-Call `prepare` before Prefect, MLflow or torch are first loaded: they read their settings from the environment.
+Locks are between processes and threads of one machine; the kernel releases them when their holder dies. Configured
+servers are checked, and dead servers reported in one line, before libraries retry them for minutes.
 
-Pause the garbage collector while large libraries load, which makes that a fifth faster.
-
-Locks between processes and threads of one machine; the kernel releases them when their holder dies.
-
-Checks that configured servers answer, and reports dead ones in one line, before libraries retry them for minutes.
-
-Ctrl-C and SIGTERM interrupt the main thread; if a library catches the interruption, the run ends at its next step.
-
-A second signal ends the process at once: remaining clean-up of an interrupted command would fail in many ways, and the same
-command continues from any end. Processes that it started end with it.
+Ctrl-C and SIGTERM interrupt the main thread; if a library catches the interruption, the run ends at its next step. A
+second signal ends the process at once: remaining clean-up of an interrupted command would fail in many ways, and the
+same command continues from any end. Processes that it started end with it.
 """
 
 import fcntl

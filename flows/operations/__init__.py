@@ -1,7 +1,4 @@
-"""Work beside a run: deployments and nights.
-
-The flow that deploys a bundle and the runtime on a device.
-"""
+"""Work beside a run: deployments and nights, and the flow that deploys a bundle and the run time on a device."""
 
 from prefect import flow, get_run_logger
 

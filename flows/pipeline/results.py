@@ -1,7 +1,4 @@
-"""Parses results of stages, which are JSON, into their schemas.
-
-Numbers of stages and runs, as MLflow metrics.
-"""
+"""Results of stages, which are JSON, parsed into their schemas, and the numbers of stages and runs as MLflow metrics."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""The frame around a run: lock the output folder, check the devices, begin and end the MLflow run.
+"""The frame around a run: lock the output folder, check the devices, open its workers, begin and end the MLflow run.
 
-The workers of a run; Dask is imported only if there are some.
+Dask is imported only if there are workers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The common part of both flows: a walk through their table of stages, and the result that the command needs.
+"""The flows of a run, from a network to files for every device, or from an existing SuperNet without training.
 
-The report of a run. It is made anew each time, since it costs about a second.
-
-The flow from a network to files for every device.
-
-The flow that adapts an existing SuperNet to other devices, without training.
+Both walk through their table of stages, and end with the result that the command needs. The report is made anew each
+time, since it costs about a second.
 """
 
 from __future__ import annotations

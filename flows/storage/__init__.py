@@ -1,10 +1,7 @@
-"""Output folders that machines share at a URL: stages, tables, measured SubNets, and locks of stages.
+"""Output folders that machines share at a URL: stages, tables, measured SubNets, locks of stages, and their addresses.
 
-Addresses of output folders: a path, or the URL of a shared place. Addresses never contain secrets.
-
-Subfolders of an output folder, on a disk and at a URL.
-
-Addresses in a config: of databases and servers, whose passwords are in no dump of it.
+The address of an output folder is a path, or the URL of a shared place, and never contains secrets. Subfolders have the
+same names on a disk and at a URL. No dump of a config has the passwords in its addresses of databases and servers.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""An output folder at a URL, and the local copy in which a run works.
+"""An output folder at a URL, the local copy in which a run works, and measurements at the URL with many writers.
 
-A stage at the URL is downloaded instead of worked. A stage worked here is uploaded when it is complete. While one machine works
-a stage, others that need it wait for it and then download it. Measurements and the stage's partial results are uploaded during
-the work: if its machine is lost, the next one continues from there.
+A stage at the URL is downloaded instead of worked. A stage worked here is uploaded when it is complete. While one
+machine works a stage, others that need it wait for it and then download it. Measurements and the stage's partial
+results are uploaded during the work: if its machine is lost, the next one continues from there.
 
-Measurements at a URL with many writers: immutable pieces with unique names, merged on reading.
+Measurements are immutable pieces with unique names, merged on reading:
 
     luts/DEVICE/part-….parquet      parts of look-up tables, as in a folder
     subnets/KEY/SHA256.jsonl        lines of measured SubNets that one machine had and nobody had uploaded yet

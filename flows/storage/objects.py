@@ -1,8 +1,8 @@
-"""Objects below a URL. Each one exists completely or not at all, and can be created on the condition that it does not exist.
+"""Objects below a URL: each exists completely or not at all, and can be created only if it does not exist yet.
 
-Object stores (S3, Google Cloud Storage) do both in one request: `If-None-Match: *`, `ifGenerationMatch=0`. On file systems an
-object is first written under a temporary name beside its own. It then gets its own name by a rename, or, if it has to be new,
-by a link or a rename that replaces nothing.
+Object stores (S3, Google Cloud Storage) do both in one request: `If-None-Match: *`, `ifGenerationMatch=0`. On file
+systems an object is first written under a temporary name beside its own. It then gets its own name by a rename, or, if
+it has to be new, by a link or a rename that replaces nothing.
 """
 
 import logging

@@ -1,25 +1,22 @@
-"""Publish a folder while another machine may remove contents that no folder refers to (`flows.storage.cleaning`).
+"""Folders at a URL, all or nothing, published beside removals, and partial results of stages in progress.
 
-    publishing/ID.json      the record of a folder that is being published: its files count as referred to
+    files/SHA256                        the content of a file; folders with equal files share it
+    NAME.json                           the record of a folder: size and sha256 of each file, as in its `digests.json`
+    publishing/ID.json                  the record of a folder that is being published: its files count as referred to
+    unfinished/NAME/NUMBER/SHA256       files of a stage in progress; NUMBER is its lock holder's
+    unfinished/NAME/NUMBER.json         the list of these files, written last, and the machine that they come from
 
-A publisher writes this record first, and then waits for a removal in progress before it checks which files exist already. A
-remover takes the lock first, and then reads all records. Either the remover sees this record, or the publisher waits for it: a
-file that was found at the URL still exists when the folder's own record is written.
+A folder's record is written last. A file never changes under its name, so every writer writes the same content, and a
+folder exists once its record does. A file that was transferred before is not transferred again, even if that was for
+another folder.
 
-Folders at a URL, all or nothing: files by content, and a record, written last, that lists a folder's files.
+Another machine may meanwhile remove contents that no folder refers to (`flows.storage.cleaning`). A publisher writes
+the record in `publishing` first, and then waits for a removal in progress before it checks which files exist already. A
+remover takes the lock first, and then reads all records. Either the remover sees this record, or the publisher waits
+for it: a file that was found at the URL still exists when the folder's own record is written.
 
-    files/SHA256          the content of a file; folders with equal files share it
-    NAME.json             the record of a folder: size and sha256 of each file, as in its `digests.json`
-
-A file never changes under its name, so every writer writes the same content, and a folder exists once its record does. A file
-that was transferred before is not transferred again, even if that was for another folder.
-
-Partial results at a URL of a stage in progress: a machine that takes the stage over continues from there.
-
-    unfinished/NAME/NUMBER/SHA256       its files; NUMBER is the lock holder's, so that holders never touch each other's files
-    unfinished/NAME/NUMBER.json         the list of its files, written last, and the machine that they come from
-
-Files are captured as of one moment: by a link, since they are replaced as a whole; growing files with lines by a copy.
+A machine that takes a stage over continues from its partial results. Lock holders never touch each other's files. Files
+are captured as of one moment: by a link, since they are replaced as a whole; growing files with lines by a copy.
 """
 
 import os

@@ -1,12 +1,11 @@
-"""ncnn on the CPU, from (param, bin) files.
+"""ncnn on the CPU, from (param, bin) files, and the precisions in which it really computes on this processor.
 
-ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a new Extractor (a used
-one returns its cached output), with pooled allocators as benchncnn does.
+ncnn has no batch axis: a leading 1 is dropped and put back. Every run makes a new Extractor (a used Extractor returns
+its cached output), with pooled allocators as benchncnn does.
 
-The precisions in which ncnn really computes on this processor, found by running a small layer in each precision.
-
-ncnn takes every option everywhere, and ignores an option that its layers for the processor lack: on x86 a convolution in
-fp16 gives the very bits of fp32. A precision counts as supported when its outputs differ from fp32 by rounding.
+ncnn takes every option everywhere, and ignores an option that its layers for the processor lack: on x86 a convolution
+in fp16 gives the very bits of fp32. A precision counts as supported when the outputs of a small layer differ from fp32
+by rounding.
 """
 
 import time

@@ -1,13 +1,10 @@
-"""ncnn on an Android device, through adb and ncnn's benchncnn. Nothing here has run on a phone yet.
+"""ncnn on an Android device, through adb and ncnn's benchncnn: commands, and parsers of their output.
 
-The agent runs beside the device. benchncnn makes up weights and inputs, times with the device's clock, and gives no
-outputs. A sample is the mean over the runs of one call. benchncnn prints milliseconds with two decimals; a model that is too
-short for two decimals fails, instead of taking 0 ms.
-
-Android devices through `adb`: commands, and parsers of their output. Nothing here has run on a phone yet.
-
-The parsers read the formats of adb, getprop and ncnn's benchncnn. Commands are lists of arguments on this machine; words
-for the device's shell are quoted.
+Nothing here has run on a phone yet. The agent runs beside the device. benchncnn makes up weights and inputs, times with
+the device's clock, and gives no outputs. A sample is the mean over the runs of one call. benchncnn prints milliseconds
+with two decimals; a model that is too short for two decimals fails, instead of taking 0 ms. The parsers read the
+formats of adb, getprop and benchncnn. Commands are lists of arguments on this machine; words for the device's shell are
+quoted.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""Uploaded ONNX files: parsed from bytes; external data is refused, so no path of the device is opened for them.
+"""Uploaded ONNX files: parsed from bytes, with our own names in place of foreign names.
 
-The names in the files are replaced by ours before any library other than onnx reads them.
-
-ONNX models without foreign names: every text field of the format has a rule here, or is cleared.
+External data is refused, so no path of the device is opened for them. Names are replaced before any library other than
+onnx reads them: every text field of the format has a rule here, or is cleared.
 """
 
 from collections.abc import Callable, Iterable, Iterator

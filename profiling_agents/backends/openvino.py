@@ -1,22 +1,19 @@
-"""OpenVINO on the CPU. `importing`, imported first, keeps OpenVINO from reporting each import to its vendor.
+"""OpenVINO on the CPU, from ONNX files: its models, the times of its layers, and the precisions that it supports.
 
-The times of OpenVINO's layers, from the counters of a profiled model.
+`importing`, imported first, keeps OpenVINO from reporting each import to its vendor. Models run in one stream, tuned
+for latency, with a fixed number of threads. The calling thread is one of the threads that compute. OpenVINO binds none
+of them, so they stay on the cores to which the agent is bound. The precision is always stated: by default, OpenVINO
+takes bf16 if the processor has it. Quantised layers run in int8 wherever the processor can; the other layers of such a
+model run in fp32.
 
-A counter holds the mean of a layer over all runs up to now, in whole µs, and each run adds whole µs to its sum; both are
-rounded down. A layer's time in one run is the difference between its sums after and before the run. After n runs it is
-known to ± n µs; over many runs these errors cancel. Runs in which the layer was interrupted stand out and are left out.
-
-The precisions in which OpenVINO really computes on this processor, found by running a small model in each precision.
+Times come from the counters of a profiled model. A counter holds the mean of a layer over all runs up to now, in whole
+µs, and each run adds whole µs to its sum; both are rounded down. A layer's time in one run is the difference between
+its sums after and before the run. After n runs it is known to ± n µs; over many runs these errors cancel. Runs in which
+the layer was interrupted stand out and are left out.
 
 OpenVINO accepts a hint for every precision everywhere, and computes in fp32 if the processor lacks the precision. A
-precision counts as supported when the outputs differ from fp32 by rounding. int8 has no hint: quantised layers of a model
-run in int8 if the processor can; the compiled probe reports it.
-
-OpenVINO on the CPU, from ONNX files: one stream, tuned for latency, a fixed number of threads.
-
-The calling thread is one of the threads that compute. OpenVINO binds none of them, so they stay on the cores to which the
-agent is bound. The precision is always stated: by default, OpenVINO takes bf16 if the processor has it.
-Quantised layers run in int8 wherever the processor can; the other layers of such a model run in fp32.
+precision counts as supported when the outputs of a small model differ from fp32 by rounding. int8 has no hint: the
+compiled probe reports it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

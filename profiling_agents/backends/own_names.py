@@ -1,12 +1,10 @@
-"""Our own names in place of the names in a foreign model file.
+"""Our own names in place of the names in a foreign model file, and ncnn's param files, rewritten with them.
 
-Libraries write names into source text (torch.fx), into files of lines (ncnn) and into paths, and trust them. No library of
-a backend sees a foreign name; results about a model carry the foreign names again.
+Libraries write names into source text (torch.fx), into files of lines (ncnn) and into paths, and trust them. No library
+of a backend sees a foreign name; results about a model carry the foreign names again.
 
-ncnn's param files (text): read by strict rules and written anew with our own names instead of foreign ones.
-
-A line: layer type, layer name, number of inputs, number of outputs, their blobs, parameters (`0=16`, `-23303=2,1,1`; a
-formula of sizes: `6="1,//(96,0n)"`).
+ncnn's param files (text) are read by strict rules and written anew. A line: layer type, layer name, number of inputs,
+number of outputs, their blobs, parameters (`0=16`, `-23303=2,1,1`; a formula of sizes: `6="1,//(96,0n)"`).
 """
 
 import re

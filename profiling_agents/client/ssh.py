@@ -1,10 +1,9 @@
-"""Agents on bare Linux devices over ssh: copied there, started on the device's loopback, reached through a tunnel.
+"""Agents started by their client: on bare Linux devices over ssh, and as a separate process on this machine.
 
-One connection carries everything: the agent's source and token on stdin, its address on stdout, the tunnel beside
-them. The agent ends when stdin closes or falls silent, so a dead connection leaves nothing behind. Host keys are
-checked, the user's ssh configuration applies, nothing is ever asked (BatchMode).
-
-A separate agent process on this machine that cannot outlive its parent.
+Over ssh, agents are copied to the device, started on its loopback, and reached through a tunnel. One connection carries
+everything: the agent's source and token on stdin, its address on stdout, the tunnel beside them. The agent ends when
+stdin closes or falls silent, so a dead connection leaves nothing behind. Host keys are checked, the user's ssh
+configuration applies, nothing is ever asked (BatchMode). A local agent cannot outlive its parent.
 """
 
 import os

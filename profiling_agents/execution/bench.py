@@ -1,19 +1,15 @@
-"""Loading and running foreign models in the child process, inside its sandbox.
+"""The work of the child process inside its sandbox: loading and timing foreign models, and serving segments.
 
 Frames arrive on stdin and leave on a private copy of stdout. Output of the runtime goes to stderr, a log file that the
-service keeps. The working folder holds the models, named by digest.
+service keeps. The working folder holds the models, named by digest. Segments stay loaded and run one behind the other;
+their frames are the same, with tensors in the coding of the stream as payloads.
 
-Timing one model reliably.
-
-Warm-up by time and count, inner repeats until a sample is long enough to be timed, blocks spread over time, p50/p90 over
-samples, stop when p50 is known well enough. After TVM's min_repeat_ms, TFLite benchmark_model, MLPerf Mobile.
-A sample is interrupted when the system gives the core to another process meanwhile. With one thread, an interrupted sample
-counts as the time for which the model had the core. With several threads, an interrupted sample is left out while enough
-other samples remain. A sample on a core that other processes slow down (`profiling_agents.sensing.machine`) is left out, too.
-
-Segments of a SubNet that stay loaded in the child process, inside its sandbox, and run one behind the other.
-
-The frames are the same as in `bench`; payloads are tensors in the coding of the stream.
+Timing has a warm-up by time and count, inner repeats until a sample is long enough to be timed, blocks spread over
+time, p50/p90 over samples, and stops when p50 is known well enough. After TVM's min_repeat_ms, TFLite benchmark_model,
+MLPerf Mobile. A sample is interrupted when the system gives the core to another process meanwhile. With one thread, an
+interrupted sample counts as the time for which the model had the core. With several threads, an interrupted sample is
+left out while enough other samples remain. A sample on a core that other processes slow down
+(`profiling_agents.sensing.machine`) is left out, too.
 """
 
 import gc

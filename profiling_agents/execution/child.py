@@ -1,6 +1,7 @@
-"""The service's handle on its child process: start, ask within a time limit, kill, report how it died.
+"""The service's handle on its child process, and the runner that gives it jobs one by one.
 
-Runs jobs one by one in a child process that is kept from model to model and replaced when it dies.
+The handle starts the child, asks within a time limit, kills it, and reports how it died. The child is kept from model
+to model and replaced when it dies.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Settings with which the service starts its child process.
+"""Settings with which the service starts its child process, and the child's own limits of memory and time.
 
-Limits of memory and time that the child process sets for itself before it touches a foreign model.
+The child sets its limits before it touches a foreign model.
 """
 
 import math

@@ -1,10 +1,8 @@
-"""A device: its runtime, processor, sensors, limits and sandbox.
+"""Messages about a device (runtime, processor, sensors, limits, sandbox, engine), and the base of all messages.
 
-The base of all messages: strictness, types of names and shapes, errors of one line.
-
-Shapes count the batch axis first; times are milliseconds that keep the nanosecond clock's resolution.
-
-The engine: how a runtime runs whole networks, as choices of its options.
+The base has strictness, types of names and shapes, and errors of one line. Shapes count the batch axis first; times are
+milliseconds that keep the nanosecond clock's resolution. The engine is how a runtime runs whole networks, as choices of
+its options.
 """
 
 import hashlib

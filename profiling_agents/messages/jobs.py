@@ -1,11 +1,4 @@
-"""The lease, uploads, and the queue of jobs.
-
-Times of a model and of its layers.
-
-Requests and answers between an agent that pulls and its relay.
-
-Settings for timing one model.
-"""
+"""Messages about jobs: the lease, uploads, the queue, settings and times of a model, and pulls from a relay."""
 
 from typing import Annotated, Literal, Self
 

@@ -1,10 +1,9 @@
-"""Messages of a stream: one kept connection over which a coordinator sends requests to a device that serves segments, or over
-which one device gives values to another.
+"""Messages of a stream between a coordinator and devices that serve segments, and messages of the child process.
 
-All tensors are float32 in the SubNet. They cross the stream in one of three codings, without their shapes: both sides know
-the shapes from the SubNet, whose digest they compare first.
-
-Running a model once for its outputs; requests and replies of the child process.
+A stream is one kept connection, over which a coordinator sends requests to a device, or one device gives values to
+another. All tensors are float32 in the SubNet. They cross the stream in one of three codings, without their shapes:
+both sides know the shapes from the SubNet, whose digest they compare first. The child process runs a model once for its
+outputs.
 """
 
 import hashlib

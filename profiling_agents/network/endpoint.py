@@ -1,8 +1,6 @@
-"""The address of a service: its binding, its protection, and its refusal to leave the machine unprotected.
+"""The address of a service: its binding, its token, its command-line arguments, and its refusal to be left unprotected.
 
-The token of a service: read from the user's file or variable, or generated.
-
-The command-line arguments of every service for its address and its protection.
+The token is read from the user's file or variable, or generated. The arguments are the same for every service.
 """
 
 import argparse

@@ -1,12 +1,11 @@
-"""The one gate in front of every route of a service: deny by default.
+"""The gate in front of every route of a service, deny by default, and the places of connections.
 
-In order: protocol, header count, Host, Origin, token, places, queue, body size. A request that passes has shown the token,
-or reads one of the few files that everybody may read.
+In order: protocol, header count, Host, Origin, token, places, queue, body size. A request that passes has shown the
+token, or reads one of the few files that everybody may read.
 
-Places of connections: for clients that have shown a token, and a few, for a short time, for those that have not.
-
-Anybody can open any number of connections without a token. They take no place of a client with one: beyond their own few
-places, the oldest silent connection makes room for the newest.
+Most places are for clients that have shown a token, and a few, for a short time, for strangers. Anybody can open any
+number of connections without a token. They take no place of a client with a token: beyond their own few places, the
+oldest silent connection makes room for the newest.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""The frame of every service around its routes: uvicorn behind the guard, patience with connections, a clean end.
+"""The frame of every service around its routes: uvicorn behind the guard, a private folder, and a clean end by SIGTERM.
 
-The private folder of a service, with its models, log and token; and its end by SIGTERM.
+The server is patient with connections. The folder has the models, log and token of the service.
 """
 
 import asyncio

@@ -1,14 +1,10 @@
-"""All parts of the sandbox, in the order in which they can be set up; one that the kernel lacks is reported as missing.
+"""The sandbox: all its parts, in the order of setting them up; a part that the kernel lacks is reported as missing.
 
-The user that runs models if the agent is root: a user without an account, files or processes.
-
-A network of its own for this process, with no device but a loopback that is down; its own shared memory, too.
-
-Landlock: limits the files that this process may open and the processes it may signal. Linux 5.13 and newer, if switched on.
-
-Numbers are those of linux/landlock.h and equal on all processors.
-
-The files that a runtime reads and opens on a Linux system, besides the models.
+If the agent is root, models run as a user without an account, files or processes. The process has a network of its own,
+with no device but a loopback that is down, and its own shared memory. Landlock (Linux 5.13 and newer, if switched on)
+limits the files that the process may open and the processes it may signal; besides the models, a runtime may read and
+open only the files that it needs on a Linux system. Landlock's numbers are from linux/landlock.h and equal on all
+processors.
 """
 
 import ctypes

@@ -1,8 +1,7 @@
-"""seccomp: refuses system calls that no runtime needs for computing a model, such as making sockets or running programs.
+"""seccomp for the sandbox, and calls of the Linux kernel that Python has no function for.
 
-A refused call fails with EPERM. Numbers are those of x86-64 and 64-bit ARM; other processors go without.
-
-Calls of the Linux kernel that Python has no function for.
+seccomp refuses system calls that no runtime needs for computing a model, such as making sockets or running programs. A
+refused call fails with EPERM. Numbers are for x86-64 and 64-bit ARM; other processors go without.
 """
 
 import ctypes

@@ -1,21 +1,17 @@
-"""The cores available to a process, the machine's memory, and an identifier of the running system.
+"""The machine of an agent: its cores, their frequency and pace, memory and caches, and claims of cores between agents.
 
-Cores pinned to one frequency while an agent runs, and restored afterwards.
+Cores are pinned to one frequency while an agent runs, and restored afterwards. Linux's cpufreq: if the lowest and the
+highest allowed frequency are equal, every governor keeps to it. Setting them needs root. An agent that is killed by
+force leaves its cores pinned. The last level of the caches has a known size, and is emptied of a model's weights and
+inputs.
 
-Linux's cpufreq: if the lowest and the highest allowed frequency are equal, every governor keeps to it. Setting them needs
-root. An agent that is killed by force leaves its cores pinned.
+Pace is the present speed of a core relative to its usual speed. A processor shared by hardware threads or virtual
+machines is slower while another one is busy: by a third or more, for seconds, and no counter of this system shows it.
+The time of a short loop of arithmetic shows it. Samples from a slow core depend on other programs, and are left out
+while enough other samples remain.
 
-The processor's caches: the size of the last level, and emptying them of a model's weights and inputs.
-
-Pace: the present speed of a core relative to its usual speed.
-
-A processor shared by hardware threads or virtual machines is slower while another one is busy: by a third or more, for
-seconds, and no counter of this system shows it. The time of a short loop of arithmetic shows it. Samples from a slow core
-depend on other programs, and are left out while enough other samples remain.
-
-Cores claimed by agents on one machine, so that two agents of one user never time on the same core.
-
-A claim is an flock on one file per core, in a private folder; the system drops it however the agent ends.
+By claims, two agents of one user never time on the same core. A claim is an flock on one file per core, in a private
+folder; the system drops it however the agent ends.
 """
 
 import fcntl

@@ -1,8 +1,7 @@
-"""The description of an agent's device, with the fingerprint by which measurements are comparable.
+"""The description of an agent's device with its fingerprint, the options of an agent, and the sandbox around its child.
 
-The options of an agent, from the command line.
-
-The sandbox that an agent plans around its child, and a warning for each part that is missing.
+Measurements are comparable by the fingerprint. Options come from the command line. Each missing part of the sandbox has
+a warning.
 """
 
 import hashlib

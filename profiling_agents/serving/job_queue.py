@@ -1,9 +1,8 @@
-"""The agent's job queue: jobs of the lease's holder, measured one at a time, results kept until they are fetched.
+"""The agent's job queue, and its lease: the lock on the device for one client, for a time that the client renews.
 
-Jobs are numbered from 0 for each lease. Waiting jobs and results are kept as JSON bytes and bounded in number and
-size, so memory stays flat; models are files. A job's time limit starts when the device starts on it.
-
-The lock on the device: one client at a time, for a limited time that the client renews.
+Jobs of the lease's holder are measured one at a time, and results are kept until they are fetched. Jobs are numbered
+from 0 for each lease. Waiting jobs and results are kept as JSON bytes and bounded in number and size, so memory stays
+flat; models are files. A job's time limit starts when the device starts on it.
 """
 
 import asyncio

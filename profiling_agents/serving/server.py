@@ -1,8 +1,8 @@
-"""One running agent: claims cores, binds, starts the child, serves until a signal or its parent's end.
+"""One running agent: claims cores, binds, starts the child, and serves until a signal, also in pull mode.
 
-The device's side of pull mode: fetches requests from a relay and has its own service on loopback answer them.
-
-The agent dials out, so a device behind NAT needs no open port. The relay has checked the client's token.
+The agent also ends when its parent does. In pull mode, it fetches requests from a relay and has its own service on
+loopback answer them. The agent dials out, so a device behind NAT needs no open port. The relay has checked the client's
+token.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Placement of a network's steps on several devices: exact plans by latency or throughput, within limits, and baselines.
+"""Partition of a network's steps over several devices: exact plans by latency or throughput, limits, and baselines.
 
 The cost of a plan is the compute time of the steps plus the transfers: latency of a link + bytes / bandwidth.
 `solvers.partition.problem` has the model, `solvers.partition.planner` the exact plan for any number of devices,

@@ -1,16 +1,16 @@
-"""The exact plan for two devices and any graph of steps, by a minimum cut.
+"""The exact plan for two devices by a minimum cut, the pipeline with the most throughput, and plans of other methods.
 
-Steps on the source's side of the cut stay on the coordinator. A step's arcs to both sides carry its compute times. A value has
-a separate node for each direction, so that it is sent once, however many steps read it. With `one_way` nothing but the
-network's output is sent back: reverse arcs are infinite, as in DADS. The latency of messages does not depend on the position of
-the cut, since the steps of a one-way plan run in two segments. Source: Hu et al., DADS (INFOCOM 2019).
+Steps on the source's side of the cut stay on the coordinator. A step's arcs to both sides carry its compute times. A
+value has a separate node for each direction, so that it is sent once, however many steps read it. With `one_way`
+nothing but the network's output is sent back: reverse arcs are infinite, as in DADS. The latency of messages does not
+depend on the position of the cut, since the steps of a one-way plan run in two segments. Any graph of steps has such a
+cut. Source: Hu et al., DADS (INFOCOM 2019).
 
-The most throughput: a network as a pipeline over devices, arranged so that the slowest stage takes the least time.
+In a pipeline over devices, many requests are in flight at once. A device has one stage, of consecutive steps; the
+transfer across the cut between two stages is a stage of its own. The time between two answers is the time of the
+slowest stage, be it compute or transfer, and the slowest stage takes the least time.
 
-Many requests are in flight at once. A device has one stage, of consecutive steps; the transfer across the cut between two
-stages is a stage of its own. The time between two answers is that of the slowest stage, be it compute or transfer.
-
-Plans of other methods, as baselines for the exact ones. Each is priced by the model of `solvers.partition.problem`.
+Plans of other methods are baselines, each with its cost by the model of `solvers.partition.problem`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

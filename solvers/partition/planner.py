@@ -1,18 +1,15 @@
-"""The plan with the least latency for any number of devices, exactly: a shortest path along the steps.
+"""The plan with the least latency for any number of devices, exactly, within limits: a shortest path along steps.
 
-Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts that up to `widest` values cross.
-States and transitions are found once; other conditions only change the times of the transitions.
+Exact under the model of `solvers.partition.problem`, among plans that change devices at cuts that up to `widest` values
+cross. States and transitions are found once; other conditions only change the times of the transitions.
 
-The states of a plan between two steps, and the transitions from each to the next, without any times.
+A state is the device that has run the last step, and, for each value that is still read, the set of devices that hold
+it. At a cut that a single value crosses there are as many states as devices, so a chain of c such cuts has c · devices²
+transitions. Devices change only at cuts that few values cross, so networks with long shortcuts have few states, too.
 
-A state is the device that has run the last step, and, for each value that is still read, the set of devices that hold it. At a
-cut that a single value crosses there are as many states as devices, so a chain of c such cuts has c · devices² transitions.
-Devices change only at cuts that few values cross, so networks with long shortcuts have few states, too.
-
-The fastest plan within limits, exactly, by labels: a time and the use of each limit; dominated labels are dropped.
-
-A label is dropped if its time plus the least time to the end exceeds that of a known plan, if its use plus the least use to the
-end exceeds a limit, or if another label of its state is as good in time and every use.
+Within limits, a label has a time and the use of each limit. A label is dropped if its time plus the least time to the
+end exceeds the time of a known plan, if its use plus the least use to the end exceeds a limit, or if another label of
+its state is as good in time and every use.
 """
 
 from collections.abc import Iterator

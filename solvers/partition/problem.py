@@ -1,20 +1,15 @@
-"""Steps, devices and limits: the input of planning, apart from the current conditions.
+"""The problem of planning over devices: steps and values, devices, limits, current conditions, and plans.
 
-The model. Steps run one after the other in their order, each on one device. The coordinator has the network's input; with
-`returns` it also receives the output. A device that runs a step holds the values that the step writes and reads: a value is
-sent once to each device that reads it, from the device that holds it and from which it arrives first. When the device changes
-from one step to the next, the former device sends the latter one a message, together with the values that the latter one needs
-before the next change. A plan takes
+The model. Steps run one after the other in their order, each on one device. The coordinator has the network's input;
+with `returns` it also receives the output. A device that runs a step holds the values that the step writes and reads: a
+value is sent once to each device that reads it, from the device that holds it and from which it arrives first. When the
+device changes from one step to the next, the former device sends the new device a message, together with the values
+that the new device needs before the next change. A plan takes
 
     Σ steps: compute time · slow-down  +  Σ changes of device: latency  +  Σ values, receivers: bytes / bandwidth
 
 Limits are sums over steps (memory of weights, energy) and bytes sent (energy of a radio) that must stay below a bound.
-
-The conditions that change from one plan to the next: the current speed of devices and links.
-
-Steps in an order in which they can run, and the values that they pass to each other.
-
-Plans: the device of each step, and the cost under any conditions.
+Conditions, the current speed of devices and links, change from one plan to the next.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,28 +1,24 @@
-"""The order of steps with the least peak: exact if the search ends in time, else the best of several.
+"""The order of steps with the least peak: exact if the search ends in time, else the best of several orders.
 
-A step that every other step comes either before or after cuts the steps into parts. Any order finishes one part before the
-next, so each part is ordered separately.
+Orders without exhaustive search are depth first, greedy, and beam search. A step that every other step comes either
+before or after cuts the steps into parts. Any order finishes one part before the next, so each part is ordered
+separately.
 
-The moment with the least memory between two moments, by a minimum cut.
+The bytes alive are a submodular function of the set of completed steps: a buffer is alive if its maker is completed and
+not all of its users are. The moment with the least memory between two moments is therefore a minimum cut (Picard 1976),
+found by augmenting paths.
 
-The bytes alive are a submodular function of the set of completed steps: a buffer is alive if its maker is completed and not all
-of its users are. The minimum between two moments is therefore a minimum cut (Picard 1976), found by augmenting paths.
+For a limit of bytes, all reachable sets are visited depth first. When none is left, the limit rises to the least of the
+peaks that exceeded it, so the first order found has the least peak. The search stays small because bytes alive are
+submodular. When a set is reached with no more bytes alive than an earlier set X on the way had, the minimal set U
+between both can be reached within the limit, too, and every order that continues from X can continue from U. Therefore
+no other continuation of X is visited.
 
-The least peak by search over sets of completed steps.
-
-For a limit of bytes, all reachable sets are visited depth first. When none is left, the limit rises to the least of the peaks
-that exceeded it, so the first order found has the least peak. The search stays small because bytes alive are submodular. When a
-set is reached with no more bytes alive than an earlier set X on the way had, the minimal set U between both
-(`solvers.schedules.best`) can be reached within the limit, too, and every order that continues from X can continue from U.
-Therefore no other continuation of X is visited.
-
-Proof. f: bytes alive. For a closed set T after X: f(T ∪ U) ≤ f(T) + f(U) - f(T ∩ U) ≤ f(T), since f(T ∩ U) ≥ f(U) between X
-and U; so the rest of an order, without the steps of U, needs no more after U. For a set R on the way to U's end:
-f(R ∩ U) ≤ f(R), in the same way. While a step runs there are the bytes after it and those that it frees and does not write
-over; these are never fewer for a larger set, so that both also hold for peaks.
-Source of the search over sets: Ahn et al., Ordering Chaos, MLSys 2020 (Serenity).
-
-Orders found without exhaustive search: depth first, greedy, and beam search.
+Proof. f: bytes alive. For a closed set T after X: f(T ∪ U) ≤ f(T) + f(U) - f(T ∩ U) ≤ f(T), since f(T ∩ U) ≥ f(U)
+between X and U; so the rest of an order, without the steps of U, needs no more after U. For a set R on the way to U's
+end: f(R ∩ U) ≤ f(R), in the same way. While a step runs there are the bytes after it and the bytes that it frees and
+does not write over; these are never fewer for a larger set, so that both also hold for peaks. Source of the search over
+sets: Ahn et al., Ordering Chaos, MLSys 2020 (Serenity).
 """
 
 from bisect import bisect_left

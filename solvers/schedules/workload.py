@@ -1,13 +1,13 @@
-"""Steps with values of given sizes: the legal orders, and the bytes alive at each moment.
+"""Steps with values of given sizes: legal orders, the bytes alive at each moment, and offsets in one block of memory.
 
-The *done* steps of a moment are a bit mask: bit i is step i. In a legal order the set is closed: it contains all steps that its
-steps depend on. The bytes alive depend on the set of completed steps, not on their order, so searches go from mask to mask.
+The *done* steps of a moment are a bit mask: bit i is step i. In a legal order the set is closed: it contains all steps
+that its steps depend on. The bytes alive depend on the set of completed steps, not on their order, so searches go from
+mask to mask.
 
-Offsets in one block of memory for pieces that are in use at different times.
-
-The problem is NP-hard, and no placement rule is best for all inputs. Therefore pieces are placed one after the other in several
-sequences, each into the lowest or the tightest gap, and the smallest block is taken. Source: Pisarchyk and Lee, Efficient
-Memory Management for Deep Neural Net Inference, 2020 (sequences by size and by breadth).
+Offsets are for pieces that are in use at different times. The problem is NP-hard, and no placement rule is best for all
+inputs. Therefore pieces get offsets one after the other in several sequences, each in the lowest or the tightest gap,
+and the smallest block is taken. Source: Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference,
+2020 (sequences by size and by breadth).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

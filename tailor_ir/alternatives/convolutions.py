@@ -1,12 +1,9 @@
-"""`separable`: k×k convolutions as a depthwise and a pointwise one. Source: MobileNets (arXiv 1704.04861).
+"""Alternatives to k×k convolutions: `separable`, `grouped`, `ghost` and `fire`.
 
-`grouped`: k×k convolutions inside the block in groups of channels. Source: ResNeXt (CVPR 2017).
-
-`ghost`: half of a convolution's channels; a depthwise one adds the other half. Source: GhostNet (CVPR 2020).
-
-`fire`: k×k convolutions as a 1×1 that squeezes, then a 1×1 and a k×k that expand side by side.
-
-Source: SqueezeNet (arXiv 1602.07360).
+separable    a depthwise and a pointwise convolution; MobileNets (arXiv 1704.04861)
+grouped      convolutions inside the block in groups of channels; ResNeXt (CVPR 2017)
+ghost        half of a convolution's channels; a depthwise one adds the other half; GhostNet (CVPR 2020)
+fire         a 1×1 that squeezes, then a 1×1 and a k×k that expand side by side; SqueezeNet (arXiv 1602.07360)
 """
 
 from math import prod

@@ -1,14 +1,14 @@
 """First weights of alternatives from data: a trained network and a few hundred images, before any training.
 
-Each kind fits the layers that it replaces to their inputs, by moments of these. BatchNorm statistics are recomputed. Then the
-last layer compensates for the loss before it, and statistics are recomputed once more. The remaining error is measured on other
-images. `tailor_ir.alternatives.least_squares` has the moments and the last layer.
+Each kind fits the layers that it replaces to their inputs, by moments of these. BatchNorm statistics are recomputed.
+Then the last layer compensates for the loss before it, and statistics are recomputed once more. The remaining error is
+measured on other images. `tailor_ir.alternatives.least_squares` has the moments and the least squares.
 
-The last layer of an alternative, fitted by least squares so that the alternative gives the result of the blocks.
+The last layer of every kind is fitted so that the alternative gives the result of the blocks. It is found from the exit
+backwards: through an activation that the blocks end with, too, a sum whose other operand is left unchanged, and a
+BatchNorm, which afterwards passes the layer's result through unchanged.
 
-It compensates for the loss before it, for every kind. The layer is found from the exit backwards: through an activation that
-the blocks end with, too, a sum whose other operand is left unchanged, and a BatchNorm, which afterwards passes the layer's
-result through unchanged. Legend: N patches, O output channels, I input channels, K positions of a kernel.
+Legend: N patches, O output channels, I input channels, K positions of a kernel.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

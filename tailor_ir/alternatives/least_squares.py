@@ -1,14 +1,10 @@
-"""Least squares on the inputs of layers: moments, weights that give the same results, the last layer of an alternative.
+"""Least squares on the inputs of layers: moments of data, weights that give the same results, and replaced layers.
 
-Moments of the inputs of layers, to which first weights of alternatives are fitted, instead of to weights alone.
+First weights of alternatives are fitted to moments of inputs, instead of to weights alone: weights approximate, on
+data, the results of other weights. All in float64. Results that several alternatives need of a replaced layer are
+computed once.
 
 Legend: B batch, I input channels, O output channels, K positions of a kernel, N patches.
-
-Least squares in a metric: weights that approximate, on data, the results of other weights. All in float64.
-
-A layer that alternatives replace, with moments of its data; results that several alternatives need are computed once.
-
-Legend: O output channels, I input channels, K positions of a kernel.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""`low_rank`: linear maps and 1×1 convolutions as two, k×k convolutions as three (Tucker-2), with a given share of their MACs.
+"""`low_rank`: linear maps and 1×1 convolutions as two, k×k convolutions as three (Tucker-2), with fewer MACs.
 
-Sources: Denton et al. (NeurIPS 2014); Kim et al. (ICLR 2016), Tucker-2.
+The share of MACs is given. Sources: Denton et al. (NeurIPS 2014); Kim et al. (ICLR 2016), Tucker-2.
 """
 
 from math import prod, sqrt

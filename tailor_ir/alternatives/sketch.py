@@ -1,7 +1,4 @@
-"""A sketch: the nodes, values and tensors of one alternative while it is written.
-
-The record that a kind of alternatives fills in.
-"""
+"""A sketch (nodes, values and tensors of one alternative while it is written), and the record of its kind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

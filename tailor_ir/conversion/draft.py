@@ -1,6 +1,7 @@
-"""An ONNX model while it is rewritten: its nodes, its constants, and who makes and reads each value, by the values' names.
+"""An ONNX model while it is rewritten, and the record of a rule of the conversion.
 
-A rule of the conversion: what it matches, what it writes in its place, and how much results may change.
+A draft has its nodes, its constants, and the maker and readers of each value, by the values' names. A rule states its
+match, its replacement, and how much results may change.
 """
 
 import copy

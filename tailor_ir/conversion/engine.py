@@ -1,9 +1,7 @@
-"""The conversion of a model: the rules, stage by stage, until none has anything to do; each is checked by outputs.
+"""The conversion of an ONNX model: rules, stage by stage, until none has anything to do, each checked by outputs.
 
-The two stages are those of CrowdHMTware, section III-B2: operators are fused and duplicates removed; then what no input
-reaches becomes constant.
-
-What a model answers to random inputs, before and after a rule.
+The two stages are from CrowdHMTware, section III-B2: operators are fused and duplicates removed; then values that no
+input reaches become constant. A rule is checked by the model's answers to random inputs, before and after it.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Adding exits to a network: finds the requested places, checks whether they are legal, and inserts heads there.
+"""Adding exits to a network: places at the ends of blocks are found or chosen, checked, and get heads.
 
-Places of exits: the ends of blocks. A few good ones are chosen if the user names none.
+A few good places are chosen if the user names none; requested places are checked whether they are legal.
 """
 
 import zlib

@@ -1,17 +1,14 @@
-"""The kinds of heads.
+"""Heads of exits: their kinds, the answer of a classifier, and first weights from data.
 
-`convolution`: on feature maps a 3×3 convolution with stride 2, BatchNorm and ReLU, then the mean over positions and a linear
-layer (AdaScale §III-A). `light`: the mean and the linear layer alone. On tokens, both are the light head.
+`convolution`: on feature maps a 3×3 convolution with stride 2, BatchNorm and ReLU, then the mean over positions and a
+linear layer (AdaScale §III-A). `light`: the mean and the linear layer alone. On tokens, both are the light head.
 
-The record that a kind of heads fills in.
+Exits need a classifier, and the value of its answer. The linear layer of each head is fitted to the answers of the
+trained network: a ridge regression from its inputs to the network's numbers for classes. A head's convolution keeps its
+random weights; the BatchNorm statistics behind it are taken from the images. An exit therefore gives sensible answers
+before any training, without labels.
 
-Whether a network is a classifier, and the value of its answer.
-
-First weights of exits from data: the linear layer of each head, fitted to the answers of the trained network.
-
-A head's convolution keeps its random weights; the BatchNorm statistics behind it are taken from the images. The linear layer is
-a ridge regression from its inputs to the network's numbers for classes. An exit therefore gives sensible answers before any
-training, without labels. Legend: N images, F numbers that the layer reads, K classes.
+Legend: N images, F numbers that the layer reads, K classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

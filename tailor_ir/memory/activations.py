@@ -1,10 +1,8 @@
-"""Memory of activations of any SubNets of one network, under one runtime's rules.
+"""Memory of activations of any SubNets of one network, under one runtime's rules, in the given or the best order.
 
-Peak memory of SubNets that each run in the best order found for them.
-
-Planning an order takes milliseconds to seconds for each SubNet. For populations there are therefore bounds: no order needs less
-than the largest moment (`tailor_ir.memory.terms`), and the planned order needs no more than the given order or the order
-planned for the largest SubNet.
+Planning an order takes milliseconds to seconds for each SubNet. For populations there are therefore bounds: no order
+needs less than the largest moment (`tailor_ir.memory.terms`), and the planned order needs no more than the given order
+or the order planned for the largest SubNet.
 """
 
 from collections.abc import Mapping, Sequence

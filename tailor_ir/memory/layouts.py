@@ -1,12 +1,11 @@
-"""Layouts of tensors in memory (plain, rows, channels in blocks), and the bytes of a tensor.
+"""Layouts of tensors in memory (plain, rows, channels in blocks), bytes of tensors, and peaks in onnxruntime's arena.
 
-Peak bytes in use in onnxruntime's arena, for a sequence of requests and releases.
-
-The arena of the CPU provider with its default settings (best fit with coalescing): requests are rounded up to 256 bytes and
-served from the smallest free chunk that holds them. The chunk is split only if it is at least twice as large as the request, or
-if at least 128 MiB would be left over; a freed chunk is joined with free neighbours. If no chunk fits, the arena is extended:
-by 1 MiB at first, by twice as much each time up to 1 GiB, and by twice as much again until the request fits. The bytes in use
-are those of whole chunks, including unsplit rests. Weights are not in the arena. Source: onnxruntime, BFCArena, and its own
+A peak is of the bytes in use, for a sequence of requests and releases. The arena of the CPU provider has its default
+settings (best fit with coalescing): requests are rounded up to 256 bytes and served from the smallest free chunk that
+holds them. The chunk is split only if it is at least twice as large as the request, or if at least 128 MiB would be
+left over; a freed chunk is joined with free neighbours. If no chunk fits, the arena is extended: by 1 MiB at first, by
+twice as much each time up to 1 GiB, and by twice as much again until the request fits. The bytes in use are the bytes
+of whole chunks, including unsplit rests. Weights are not in the arena. Source: onnxruntime, BFCArena, and its own
 statistics (`tests/unit/ir/test_arena.py`).
 """
 

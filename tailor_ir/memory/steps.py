@@ -1,8 +1,7 @@
-"""The steps of a network as a runtime executes them: the values that each reads and writes, and their layouts in memory.
+"""The steps of a network as a runtime executes them: values read and written, and layouts in memory; also drafts.
 
-Steps while they are planned: the nodes that they may still absorb, and the properties of their values.
-
-Layouts in which steps write and read: which steps work on channels in blocks.
+A step in planning has the nodes that it may still absorb, and the properties of its values. Layouts state which steps
+work on channels in blocks.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -1,18 +1,19 @@
-"""The steps of all SubNets as arrays over few variables, for the walk in `tailor_ir.memory.lifetimes`.
+"""The steps of all SubNets as arrays over few variables, and lower bounds of the activations' memory at each moment.
 
-Lower bounds of the activations' memory at each moment of a run, as sums of small tables, by which exact search prunes.
+`tailor_ir.memory.lifetimes` walks through the arrays. The bounds are sums of small tables, by which exact search
+prunes.
 
-A moment is the time while one step runs. At that moment memory holds three groups of tensors: tensors that the step reads,
-tensors that the step newly writes, and tensors that wait for a later step. A waiting tensor counts if the later step runs in
-every SubNet in which the present step runs.
+A moment is the time while one step runs. At that moment memory holds three groups of tensors: tensors that the step
+reads, tensors that the step newly writes, and tensors that wait for a later step. A waiting tensor counts if the later
+step runs in every SubNet in which the present step runs.
 
-If the order of steps is open, a tensor counts as waiting only if it waits in every order: the present step needs the tensor, or
-a value made from it, and the later step needs a result of the present step. If a value has several producers, a step needs only
-what all of them need.
+If the order of steps is open, a tensor counts as waiting only if it waits in every order: the present step needs the
+tensor, or a value made from it, and the later step needs a result of the present step. If a value has several
+producers, a step needs only the values that all of them need.
 
-The true peak comes from the walk through whole SubNets (`tailor_ir.memory.lifetimes`). The walk also counts buffers that are
-held between two tensors of the same shape, and tensors that wait for a step of some SubNets only. Therefore no moment exceeds
-the peak of the walk.
+The true peak comes from the walk through whole SubNets. The walk also counts buffers that are held between two tensors
+of the same shape, and tensors that wait for a step of some SubNets only. Therefore no moment exceeds the peak of the
+walk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

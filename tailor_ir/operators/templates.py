@@ -1,6 +1,6 @@
-"""The structure of an operator without its sizes: described once, filled in for every row of sizes.
+"""Templates of operators: their structure without sizes, and clusters of nodes that run as one operator.
 
-Clusters: the nodes of a network that run as one operator.
+A structure is described once, and filled in for every row of sizes.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence

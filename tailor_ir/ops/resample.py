@@ -1,6 +1,6 @@
 """Operators without weights that change spatial sizes: padding, resizing, and moving channels to positions and back.
 
-Interpolation along single axes by matrices, for forms of Resize that torch does not support.
+Forms of Resize that torch does not support interpolate along single axes by matrices.
 """
 
 from collections.abc import Mapping, Sequence

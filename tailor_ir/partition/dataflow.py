@@ -1,14 +1,12 @@
-"""One SubNet as operators and the values that they pass to each other; the cuts between its operators.
+"""One SubNet as operators and the values that they pass to each other: cuts, parallel flows, and parts of a split.
 
-A SubNet of n operators has n + 1 cuts: cut k has the first k operators on its left side. A value crosses a cut if it is written
-on the left (the network's input always is) and read on the right (the network's outputs are read after all operators). A value
-with several readers crosses once.
+A SubNet of n operators has n + 1 cuts: cut k has the first k operators on its left side. A value crosses a cut if it is
+written on the left (the network's input always is) and read on the right (the network's outputs are read after all
+operators). A value with several readers crosses once.
 
-Operators that can run side by side: a SubNet as flows (chains of operators), some of which do not wait for others.
-
-Source: CrowdHMTware §III-B1, operation flows.
-
-The parts of a split SubNet: groups of operators, each of which only reads the results of earlier groups.
+Flows are chains of operators, some of which do not wait for others, so that operators can run side by side. Source:
+CrowdHMTware §III-B1, operation flows. Parts are groups of operators, each of which only reads the results of earlier
+groups.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,13 @@
-"""All SubNets of a network as operators in one running order, with the values that cross each cut; nothing is run.
+"""All SubNets of a network as operators in one running order, values that cross each cut, and segments.
 
-The order holds for every SubNet: an operator comes after all producers that it may read. Therefore a cut of the whole network
-is a cut of each SubNet. The values that cross the cut, and their sizes, follow from axes and presence, for whole populations at
-once.
+Nothing is run. The order holds for every SubNet: an operator comes after all producers that it may read. Therefore a
+cut of the whole network is a cut of each SubNet. The values that cross the cut, and their sizes, follow from axes and
+presence, for whole populations at once.
 
-The segments of a network: operators between two cuts that exactly one value crosses, in every SubNet.
-
-A device that runs a segment needs the value that enters it and nothing else. When SubNets and the devices of their segments are
-chosen together, a change of device costs the transfer of that one value. The value may differ between SubNets, for example
-after a block that may be skipped.
+Segments are operators between two cuts that exactly one value crosses, in every SubNet. A device that runs a segment
+needs the value that enters it and nothing else. When SubNets and the devices of their segments are chosen together, a
+change of device costs the transfer of that one value. The value may differ between SubNets, for example after a block
+that may be skipped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
-"""Convert an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded.
+"""Import of an ONNX model to the IR: constants folded, shapes known, weights kept apart. BatchNorm is never folded.
 
-Merge slices that together cover an axis. Exporters write such slices to reorder gates of recurrent layers.
-
-Convert a folded ONNX graph to the IR's graph: frozen nodes and shapes, with the tensors beside it.
+The graph has frozen nodes and shapes, with the tensors beside it. Slices that together cover an axis are merged:
+exporters write them to reorder gates of recurrent layers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

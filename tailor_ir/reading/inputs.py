@@ -1,6 +1,6 @@
-"""Examples of a network's inputs: one sample of each, or an error of one line.
+"""Inputs of the reader: examples of a network's inputs, one sample each, and given models as plain modules.
 
-Turn given models into plain modules: remove wrappers, make lazy layers; other models are refused with a one-line error.
+Wrappers are removed, and lazy layers made; other models are refused with a one-line error.
 """
 
 import inspect

@@ -1,8 +1,7 @@
-"""Read files in QDQ form (QuantizeLinear beside DequantizeLinear) as the float32 network before quantisation.
+"""Preparation of an ONNX model for the importer: functions inlined, sizes open, one floating-point type, no QDQ.
 
-Prepare an ONNX model for the importer: functions inlined, unknown sizes open, one floating-point type.
-
-Find the weights of a model: initializers, Constant nodes, and values that a file computes from constants.
+Files in QDQ form (QuantizeLinear beside DequantizeLinear) are read as the float32 network before quantisation. Weights
+are initializers, Constant nodes, and values that a file computes from constants.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,10 +1,8 @@
-"""Rules for groups of nodes that exporters write for one operator: activations and normalisations.
+"""Rules for groups of nodes that exporters write for one operator (activations, normalisations), and patterns of nodes.
 
-Patterns of nodes: small trees that are matched with the nodes that compute a value.
-
-A pattern is `Value` (any value; the same name twice requires the same value), `Number` (a constant), `Op` (a node whose
-operands are patterns; Add and Mul match in either order) or `Either`. A `RewriteRule` replaces every match by one node if
-nothing else reads its inner values.
+Patterns are small trees that are matched with the nodes that compute a value. A pattern is `Value` (any value; the same
+name twice requires the same value), `Number` (a constant), `Op` (a node whose operands are patterns; Add and Mul match
+in either order) or `Either`. A `RewriteRule` replaces every match by one node if nothing else reads its inner values.
 """
 
 import math

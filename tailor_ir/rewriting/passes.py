@@ -1,15 +1,13 @@
-"""Rewrites that merge common groups of ONNX operators into one node.
+"""Rewrites that merge common groups of ONNX operators into one node; each pass is `Graph -> Graph`.
 
-Each pass is `Graph -> Graph` and preserves the computed function. `Linear`, `Gelu`, `Silu`, `GroupNorm`, `RmsNorm` … are
-operators of the IR; the exporter writes them as standard ONNX again (`tailor_ir/subnets/standard_operators.py`).
+Each pass preserves the computed function. `Linear`, `Gelu`, `Silu`, `GroupNorm`, `RmsNorm` … are operators of the IR;
+the exporter writes them as standard ONNX again (`tailor_ir/subnets/standard_operators.py`). Passes also merge:
 
-Cyclic shifts, which exporters write as two slices concatenated in swapped order.
+- cyclic shifts, which exporters write as two slices concatenated in swapped order;
+- elements taken from a concatenation, such as the last layer's state from the states of all layers;
+- constants that hold one row per traced sample, such as the initial zero state of a recurrent cell.
 
-Elements taken from a concatenation, such as the last layer's state from the states of all layers.
-
-Constants that hold one row per traced sample, such as the initial zero state of a recurrent cell.
-
-Smaller kernels as learned transforms of larger ones, for kernels that are elastic in a space.
+If kernels are elastic in a space, smaller kernels become learned transforms of larger ones.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,15 +1,13 @@
-"""Canonical choices: among all codes of the same SubNet, the one with the largest choices.
+"""Canonical choices, the largest among all codes of the same SubNet, and the exact number of a space's SubNets.
 
-A variable acts on a SubNet through the sizes of channel groups and the producers of values. If nothing that it acts on is
-present, or if two choices act alike, its choices give the same SubNet. A `CanonicalChoices` stores this as a table over the few
-variables that decide it.
+A variable acts on a SubNet through the sizes of channel groups and the producers of values. If nothing that it acts on
+is present, or if two choices act alike, its choices give the same SubNet. A `CanonicalChoices` stores this as a table
+over the few variables that decide it.
 
-The exact number of different SubNets of a space.
-
-Different SubNets have different canonical codes. A code is canonical if no rule changes it, so the count is a sum of products
-of tables over few variables. Source: variable elimination (R. Dechter, *Bucket elimination*, Artificial Intelligence 113,
-1999). The number can exceed the machine's integers: it is computed modulo several primes, and reconstructed from the
-remainders.
+Different SubNets have different canonical codes. A code is canonical if no rule changes it, so the count is a sum of
+products of tables over few variables. Source: variable elimination (R. Dechter, *Bucket elimination*, Artificial
+Intelligence 113, 1999). The number can exceed the machine's integers: it is computed modulo several primes, and
+reconstructed from the remainders.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
-"""A space while it is being proposed: its network, the user's selectors, and the variables found so far.
+"""A space while it is being proposed (its network, selectors, and variables found so far), and the record of a kind.
 
-The record that a kind of variables fills in.
+A kind of variables fills in its record.
 """
 
 from collections.abc import Callable, Sequence

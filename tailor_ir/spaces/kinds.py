@@ -1,14 +1,11 @@
-"""Kinds of variables, one record each. A new kind needs its record here or in `stage_kinds`, an entry below, and a test.
+"""Kinds of variables inside blocks, one record each, and functions that they share.
 
-Functions shared by kinds of variables inside blocks.
+expand_ratio       the hidden channels of a block, as a multiple of its input or output channels
+kernel_size        the kernels of a block's convolutions; SubNets keep the centre
+heads, v_scale     attention heads of a block, and the width of attention's values as a multiple of the keys'
+block              the alternative that replaces a block; choices are names, the last is the block itself
 
-Kinds `heads` and `v_scale`: attention heads of a block, and the width of attention's values as a multiple of the keys'.
-
-Kind `expand_ratio`: the hidden channels of a block, as a multiple of its input or output channels.
-
-Kind `kernel_size`: the kernels of a block's convolutions; SubNets keep the centre.
-
-Kind `block`: the alternative that replaces a block. Choices are names; the last is the block itself.
+A new kind needs its record here or in `stage_kinds`, an entry below, and a test.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,21 +1,19 @@
-"""Presence: the SubNets that have a value, as a mask over the choices of few variables.
+"""Presence: the SubNets that have a value or step, as a mask over the choices of few variables; and sizes of groups.
 
-One graph contains all candidates of an architecture. A value may have several producers; its `Selection` chooses the producer
-that the value's readers read. A step is present if something needs one of its results. A skipped block is the case "the
-producer is the block's own entry"; a block that replaces others is a producer that reads from further back. Counting, canonical
-configs, lowering, operators, memory and the exact search all use this presence.
+One graph contains all candidates of an architecture. A value may have several producers; its `Selection` chooses the
+producer that the value's readers read. A step is present if something needs one of its results. A skipped block is the
+case "the producer is the block's own entry"; a block that replaces others is a producer that reads from further back.
+Counting, canonical configs, lowering, operators, memory and the exact search all use this presence. One walk from the
+outputs finds it.
 
-Masks may refer to *derived columns*, which represent masks over more variables. Codes with derived
-columns after their own are *extended* (`Space.extended`).
+Masks may refer to *derived columns*, which represent masks over more variables and keep masks small. Codes with derived
+columns after their own are *extended* (`Space.extended`). If an alternative may replace several blocks at a time, the
+presence of a block depends on all choices behind it. A derived column states whether a value is needed; it follows from
+few columns, and replaces a variable in masks. Each is built from as few columns as possible: first the need of one
+block behind, then the additional need of the next one. Thus every mask involves few columns, whatever the number of
+choices of a block.
 
-The presence of every step of a network, found by one walk from its outputs, and the derived columns that keep masks small.
-
-If an alternative may replace several blocks at a time, the presence of a block depends on all choices behind it. A *derived
-column* states whether a value is needed; it follows from few columns, and replaces a variable in masks. Each is built from as
-few columns as possible: first the need of one block behind, then the additional need of the next one. Thus every mask involves
-few columns, whatever the number of choices of a block.
-
-The size of a channel group or a kernel: a table over the choices of few variables.
+The size of a channel group or a kernel is a table over the choices of few variables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""A user's request for a space: selectors of variable names, and choices for the variables that match.
+"""A user's request for a space (selectors of variable names, and choices for matching variables), and its variables.
 
-Variables of a space, and facts about each for display.
+Facts about each variable are for display.
 """
 
 import re

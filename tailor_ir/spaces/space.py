@@ -1,10 +1,8 @@
-"""Variables, choices and configs of a SuperNet: counting, sampling, and canonical forms of equal SubNets.
+"""The space of a SuperNet: variables, choices, configs and structure, with counting, sampling, and canonical forms.
 
-All facts about a network except its weights: graph, axes, regions, space, presence of each node.
-
-Sizes of axes as arrays over the choices of few variables: each array has one axis for each variable.
-
-Codes with given values in some columns, including derived ones; not all combinations of values are reachable.
+The structure is all facts about a network except its weights: graph, axes, regions, space, presence of each node. Sizes
+of axes are arrays over the choices of few variables: each array has one axis for each variable. Codes may have given
+values in some columns, including derived columns; not all combinations of values are reachable.
 """
 
 import hashlib

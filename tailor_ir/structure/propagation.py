@@ -1,7 +1,7 @@
-"""Propagation of axes: one walk over the operators of a network finds the axes of every value.
+"""Propagation of axes (one walk over the operators finds the axes of every value), and legal resolutions of a network.
 
-Legal input resolutions of a network, or lengths of its token sequences: every side and axis is an integer, every position is
-kept, and branches that meet have equal sizes.
+At a legal input resolution, or length of token sequences, every side and axis is an integer, every position is kept,
+and branches that meet have equal sizes.
 """
 
 from collections.abc import Mapping, Sequence

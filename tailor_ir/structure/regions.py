@@ -1,11 +1,8 @@
-"""Blocks and stages of a network, found by dependency.
+"""Blocks and stages of a network, found by dependency, in a joint search for axes and regions, and groups with choices.
 
-Segments are joined into one block if a boundary would fall inside an expansion; blocks over the same axes form a stage. Kinds
-only give blocks their familiar names.
-
-Groups inside one block that have choices: hidden channels, attention heads, widths of attention's values, kernels.
-
-Joint search for the axes and regions of a network: how positions form windows, and which layers can be skipped.
+Segments are joined into one block if a boundary would fall inside an expansion; blocks over the same axes form a stage.
+Kinds only give blocks their familiar names. The joint search finds how positions form windows, and which layers can be
+skipped. Groups inside one block are hidden channels, attention heads, widths of attention's values, and kernels.
 """
 
 from collections.abc import Mapping, Sequence

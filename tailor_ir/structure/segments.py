@@ -1,8 +1,7 @@
-"""Segments of a network, found by dependency.
+"""Segments of a network, found by dependency, and residual blocks in the branches of a network with parallel values.
 
 A *cut value* is on every path from input to output; a *segment* is the part between two neighbouring cut values.
-
-Residual blocks inside larger regions: in the branches of a network with parallel values.
+Residual blocks lie inside larger regions.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""BatchNorm of SubNets: normalised by a batch, by given statistics, or while statistics are recorded.
+"""BatchNorm of SubNets, by a batch, by given statistics, or while recording, and ONNX models that report statistics.
 
-ONNX models that report the statistics of their BatchNorms' inputs, so that a device can adapt them without torch.
+A model reports the statistics of its BatchNorms' inputs, so that a device can adapt them without torch.
 
 Legend: B batch, C channels of a norm, F channels of all norms.
 """

@@ -1,9 +1,9 @@
-"""The elastic network: all SubNets in one module with shared weights; one SubNet is active at a time.
+"""The elastic network, all SubNets in one module with shared weights, one of them active, and its branches.
 
-Branches: each alternative to blocks, run separately on the features that the original network gives to the blocks.
-
-Branch-wise training and first weights need neither whole SubNets nor gradients through the original network: the features of a
-batch are computed once, for all branches. Source: AdaptiveNet (MobiCom 2023) §4.3, branch-wise distillation.
+Branches run each alternative to blocks separately, on the features that the original network gives to the blocks.
+Branch-wise training and first weights need neither whole SubNets nor gradients through the original network: the
+features of a batch are computed once, for all branches. Source: AdaptiveNet (MobiCom 2023) §4.3, branch-wise
+distillation.
 """
 
 from collections import OrderedDict

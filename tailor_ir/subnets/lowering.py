@@ -1,6 +1,6 @@
-"""From nodes to torch modules under one config: the module that computes a node, and its operands.
+"""Lowering of nodes to torch modules under one config: the module that computes a node, and its operands.
 
-Static operators through onnx2torch: one node at a time, its constants as initializers.
+Static operators go through onnx2torch: one node at a time, its constants as initializers.
 """
 
 from collections.abc import Collection, Hashable, Sequence

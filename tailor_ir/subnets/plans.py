@@ -1,12 +1,11 @@
 """Plans of SubNets: calls of modules on values, cuts of stored tensors, and values that are kept between runs.
 
-Marks of tensors that differ after every change, so that values computed from the tensors can be cached until then.
+The weights of a SubNet are cuts of the SuperNet's: the first channels, the first positions of sequences, and positions
+of images resampled to the resolution.
 
-Torch counts the changes of each tensor, but not those by its fused optimisers. Their steps are counted here for the whole
-process; the only cost is an occasional needless recomputation.
-
-The weights of a SubNet are cuts of the SuperNet's: the first channels, the first positions of sequences, and positions of
-images resampled to the resolution.
+Marks of tensors differ after every change, so that values computed from the tensors can be cached until then. Torch
+counts the changes of each tensor, but not the changes by its fused optimisers. Their steps are counted here for the
+whole process; the only cost is an occasional needless recomputation.
 """
 
 from collections import OrderedDict

@@ -1,16 +1,14 @@
 """SubNets in parts that pass values to each other: up to each exit, or from one block to the next.
 
-A part of a SubNet: some of its nodes, with their inputs and outputs.
+A part has some nodes of a SubNet, with their inputs and outputs.
 
-All paths through a network with alternatives, as parts between boundaries: a SubNet is a chain of parts.
+From block to block, all paths through a network with alternatives are parts between boundaries: a SubNet is a chain of
+parts. A boundary separates the network: all later nodes depend on earlier values through the boundary alone. Boundaries
+are the network's input, the exits of blocks with alternatives, the inputs of alternatives, and the answer. A part with
+an alternative to several blocks skips the boundaries between them.
 
-A boundary separates the network: all later nodes depend on earlier values through the boundary alone. Boundaries are the
-network's input, the exits of blocks with alternatives, the inputs of alternatives, and the answer. A part with an alternative
-to several blocks skips the boundaries between them.
-
-A SubNet with exits as a chain of parts: each ends at one exit, and reads the results of the parts before it.
-
-A node belongs to the first exit that needs it, so that every node is in exactly one part.
+Up to exits, each part ends at one exit, and reads the results of the parts before it. A node belongs to the first exit
+that needs it, so that every node is in exactly one part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,9 +1,8 @@
-"""Checks that no step changes the function that a network computes.
+"""Checks that no step changes the function that a network computes, and whether the order of channels helps SubNets.
 
-The largest SubNet must answer like its original network, and a SubNet must answer the same whether elastic, built or exported:
-on several inputs, and in batches of two sizes, since a network may be right for one sample alone.
-
-Whether the order of channels by importance helps smaller SubNets, judged by their answers, not by their weights.
+The largest SubNet must answer like its original network, and a SubNet must answer the same whether elastic, built or
+exported: on several inputs, and in batches of two sizes, since a network may be right for one sample alone. The order
+of channels by importance is judged by the answers of smaller SubNets, not by their weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

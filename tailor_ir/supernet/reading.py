@@ -1,6 +1,7 @@
-"""Reads given networks (modules and ONNX files) as graphs; also keeps the form with which their SuperNets are compared.
+"""Reading of given networks (modules and ONNX files) as graphs, and the form with which their SuperNets are compared.
 
-ONNX models in onnxruntime, wrapped as networks that take any batch, to compare SuperNets and exported SubNets with.
+ONNX models in onnxruntime are wrapped as networks that take any batch; SuperNets and exported SubNets are compared with
+them.
 """
 
 from collections import Counter

@@ -1,13 +1,11 @@
-"""Guards of a SubNet that adapts: they detect drift first, filter images, and undo wrong adaptation.
-The parts without torch are in `adaptive_runtime.weights`, which the device uses, too.
+"""Guards of a SubNet that adapts: drift detection, the source's view of images, verdicts that undo adaptation.
 
-The decision whether adapted weights are kept. Legend: B batch, K classes, A labelled source images.
+A SubNet adapts only while images drift, and only as long as this improves it. The source's view has its answers, and
+how unusual features and confidence are. The parts without torch are in `adaptive_runtime.weights`, which the device
+uses, too.
 
-The source's view of images: its answers, and how unusual features and confidence are.
-
-Legend: B batch, C channels of a layer, S the other axes of a layer's input, K classes, D statistics of an image, N images.
-
-A SubNet that adapts only while images drift, and only as long as this improves it. Legend: B batch, K classes.
+Legend: B batch, C channels of a layer, S the other axes of a layer's input, K classes, A labelled source images, D
+statistics of an image, N images.
 """
 
 import copy

@@ -1,7 +1,4 @@
-"""Settings of methods that adapt.
-
-Settings of the stage that plays streams: SubNets, methods, and the window of reported errors.
-"""
+"""Settings of methods that adapt, and of the stage `stream`: SubNets, methods, and the window of reported errors."""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args

@@ -1,7 +1,4 @@
-"""Errors that the user can fix: one clear line each, exit code 2.
-
-Errors of a machine that has run out of a resource.
-"""
+"""Errors that the user can fix, one clear line each, exit code 2, and errors of a machine without resources left."""
 
 import sys
 

@@ -1,17 +1,16 @@
-"""Images with boxes, from the user's files: COCO's JSON, or Pascal VOC's XML.
+"""Images with boxes as a source of data, from the user's files: COCO's JSON, or Pascal VOC's XML.
 
-Annotations of images in one form for all file formats; errors are one line, skipped boxes are counted.
+Annotations have one form for all file formats; errors are one line, skipped boxes are counted.
 
-Images with boxes as a source of data. Legend: B batch, D draws, N boxes of an image, M boxes of an image at most.
+COCO's JSON is PATH/annotations/*.json or PATH/*.json: one file per split with the split in its name, or one file to be
+split. Images are in PATH/NAME, PATH/images/NAME, PATH/images or PATH, with annotations in `instances_NAME.json` or
+`NAME.json`. Source: the format of Microsoft COCO: Common Objects in Context (ECCV 2014), as on cocodataset.org.
 
-COCO's JSON: PATH/annotations/*.json or PATH/*.json, one file per split with the split in its name, or one file to be split.
+Pascal VOC's XML is PATH/Annotations/*.xml with PATH/JPEGImages/*; splits come from PATH/ImageSets/Main/*.txt, or from
+shares. Source: The PASCAL Visual Object Classes Challenge (IJCV 2010). Corners are pixels counted from 1, both inside
+the box.
 
-Images are in PATH/NAME, PATH/images/NAME, PATH/images or PATH, with annotations in `instances_NAME.json` or `NAME.json`.
-Source: the format of Microsoft COCO: Common Objects in Context (ECCV 2014), as on cocodataset.org.
-
-Pascal VOC's XML: PATH/Annotations/*.xml with PATH/JPEGImages/*; splits from PATH/ImageSets/Main/*.txt, or by shares.
-
-Source: The PASCAL Visual Object Classes Challenge (IJCV 2010). Corners are pixels counted from 1, both inside the box.
+Legend: B batch, D draws, N boxes of an image, M boxes of an image at most.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""One split of the data, in batches that depend on the seed and the epoch but not on the number of ranks.
+"""One split of the data in batches, read ahead, and the description of a SuperNet's data, stored beside it.
 
-Batches that are read ahead, so that training does not wait for them.
-
-The data of a SuperNet, stored beside it: to check that other data have the same classes, size and scale.
+Batches depend on the seed and the epoch but not on the number of ranks. The description shows whether other data have
+the same classes, size and scale.
 """
 
 import hashlib

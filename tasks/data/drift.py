@@ -1,18 +1,12 @@
 """Drift for experiments: corruptions of small images, and streams of labelled images that drift.
 
-Filters of images. Legend: B batch, C channels, H height, W width, K side of a kernel; pixels in [0, 1].
+Corruptions have severities 1 to 5 and need no image files. Levels are from CIFAR-10-C for images of 32 pixels
+(Hendrycks and Dietterich, ICLR 2019). Larger images look less corrupted by the same blur. The random numbers of an
+image follow only from a seed and its place, so they do not depend on the batch size. A stream's plan has the order of
+images, and the corruption of each.
 
-Plasma noise for fog. Legend: B batch, S side of the square, a power of two.
-
-Corruptions of small images at severities 1 to 5; no image files are needed.
-
-Legend: B batch, C channels (1 or 3), H height, W width; pixels in [0, 1]. Levels are those of CIFAR-10-C for images of 32
-pixels (Hendrycks and Dietterich, ICLR 2019). Larger images look less corrupted by the same blur. The random numbers of an image
-follow only from a seed and its place, so they do not depend on the batch size.
-
-Plans of streams: the order of images, and the corruption of each. Legend: N images of the stream, K classes.
-
-Streams of drifting labelled images. Legend: M images, B batch, C channels, H height, W width.
+Legend: N images of the stream, M images, B batch, C channels (1 or 3), H height, W width, K classes, or side of a
+kernel in filters, S side of the square of plasma noise, a power of two; pixels in [0, 1].
 """
 
 import io

@@ -1,10 +1,7 @@
-"""Files in one folder per class: PATH/train/CLASS/*, PATH/val/CLASS/*, PATH/test/CLASS/*, or PATH/CLASS/* split by shares.
+"""Files in one folder per class, and CIFAR-10, CIFAR-100 and ImageNet through torchvision; nothing is downloaded.
 
-CIFAR-10, CIFAR-100 and ImageNet through torchvision, from the user's files; nothing is downloaded.
-
-torchvision compares CIFAR's files with the published checksums before it unpickles them.
-
-Folders of images, one for each class (`tasks.data.folders`).
+Folders are PATH/train/CLASS/*, PATH/val/CLASS/*, PATH/test/CLASS/*, or PATH/CLASS/* split by shares. torchvision reads
+the user's files, and compares CIFAR's with the published checksums before it unpickles them.
 """
 
 import pickle

@@ -1,8 +1,8 @@
-"""Image arithmetic on batches. Legend: B batch, C channels, H height, W width, D draws; pixels in [0, 1].
+"""Arithmetic on batches of images, and decoding of image files into one tensor, on threads.
 
-For texts, T words, only the length is changed.
+Pillow releases the interpreter lock while it decodes. Texts only change their length.
 
-Decode image files into one tensor, on threads (Pillow releases the interpreter lock while it decodes).
+Legend: B batch, C channels, H height, W width, D draws, T words; pixels in [0, 1].
 """
 
 import math

@@ -1,20 +1,16 @@
-"""Pictures in pairs of files, and pairs of images for networks that compute one from the other.
+"""Pictures in pairs of files: images with targets for restoration, and images with masks for segmentation.
 
-Pictures with a partner each: files of the same names in two folders, or rows of a list `pairs.csv` beside them.
+Pairs are files of the same names in two folders, or rows of a list `pairs.csv` beside them.
 
-Images with targets, both in files: PATH/input/* with PATH/target/* of the same names, or in folders train, val and test.
+Images with targets are PATH/input/* with PATH/target/*, or the same in folders train, val and test. Networks see a part
+of each image, in their input size, and the same part of its target, which may be larger by a whole factor. Images are
+not scaled, because scaling would remove the details to be restored, just as it removes noise.
 
-A list of them may replace the two folders (`tasks.data.pairs`). Networks see a part of each image, in their input size,
-and the same part of its target, which may be larger by a whole factor. Images are not scaled, because scaling would remove what
-is to be restored, just as it removes noise. Legend: B batch, C channels, H height, W width, N images.
+Images with masks in PNG are PATH/images/* with PATH/masks/*.png, or the same in folders train, val and test. A pixel of
+a mask, which is grey or has a palette, is the number of its class, or 255: unlabelled. Names of classes are the lines
+of PATH/classes.txt, in order from 0; without that file they are the numbers. Images are scaled as a whole.
 
-Images with masks in PNG: PATH/images/* with PATH/masks/*.png of the same names, or the same in folders train, val and test.
-
-A list `pairs.csv` may replace the two folders (`tasks.data.pairs`). A pixel of a mask, which is grey or has a palette, is
-the number of its class, or 255: unlabelled. Names of classes are the lines of PATH/classes.txt, in order from 0; without that
-file they are the numbers. Images are scaled as a whole. Legend: B batch, H height, W width, K classes.
-
-Images with a class for each pixel, from files: masks in PNG.
+Legend: B batch, C channels, H height, W width, N images, K classes.
 """
 
 import csv

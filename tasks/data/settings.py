@@ -1,7 +1,4 @@
-"""Settings of the data.
-
-Settings of drifting image streams.
-"""
+"""Settings of the data, and of drifting image streams."""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args

@@ -1,8 +1,9 @@
-"""The protocol of all kinds of data: labels at once, images on demand.
+"""The protocol of all kinds of data (labels at once, images on demand), stratified splits, and batches of samples.
 
-Stratified splits as scikit-learn's `train_test_split` draws them; importing it takes more than a second in each rank.
+Splits are drawn as by scikit-learn's `train_test_split`; importing it takes more than a second in each rank. Samples
+have one input or several.
 
-Batches of samples with one input or several. Legend: B batch, C channels, H height, W width.
+Legend: B batch, C channels, H height, W width.
 """
 
 from __future__ import annotations

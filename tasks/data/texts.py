@@ -1,22 +1,15 @@
 """Texts with one class each, or one class per word, as numbers of words: sentences of a grammar, and JSON lines.
 
-A context-free grammar of short opinions in six classes, with noise. Legend: a rule is one way to write a symbol.
+The grammar is context-free and gives short opinions in six classes, with noise; a rule is one way to write a symbol.
+The class is a property of the sentence. Each clause is good or bad by its adjective and its negation. The main one of
+two clauses counts more, and connectives mark it: "although A, B" and "B although A" both mean B. Therefore neither a
+single word nor the set of words determines the class. Sentences are made when the data are opened: each follows from
+the seed and its number; classes take turns.
 
-The class is a property of the sentence. Each clause is good or bad by its adjective and its negation. Of two clauses the main
-one counts more, and connectives mark it: "although A, B" and "B although A" both mean B. Therefore neither a single word nor
-the set of words determines the class.
+Files have a JSON object per line, a text and its class, or the class of each word: PATH/*.jsonl, or in folders train,
+val and test. Texts are in memory as numbers of words, with a vocabulary of the training split.
 
-Texts in memory as numbers of words, with a vocabulary of the training split. Legend: N texts, B batch, T words, D draws.
-
-Files with a JSON object per line: a text and its class, or the class of each word.
-
-They are PATH/*.jsonl, or in folders train, val and test.
-
-Sentences of the grammar, made when the data are opened: each follows from the seed and its number; classes take turns.
-
-Texts with a class for each word: sentences of the grammar, and files with a text and its classes in each line.
-
-Legend: N texts, B batch, T words.
+Legend: N texts, B batch, T words, D draws.
 """
 
 import json

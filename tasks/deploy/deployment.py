@@ -1,8 +1,7 @@
 """One deployment: a bundle and the run time are installed on a device, checked there, then served.
 
-The channel to a device: one process, on this machine or over ssh, that executes the steps one after the other.
-
-The wheel of the run time for devices, built from this repository.
+The channel to a device is one process, on this machine or over ssh, that executes the steps one after the other. The
+wheel of the run time for devices is built from this repository.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Settings of a deployment.
-
-Settings of a bundle under stress.
-"""
+"""Settings of a deployment, and of a bundle under stress."""
 
 import os
 from pathlib import Path

@@ -1,13 +1,11 @@
 """SubNets in adapted form: their own BatchNorm statistics and tensors, beside the shared weights, and in side files.
 
-Normalisation layers of a SubNet that adapts. Legend: B batch, C channels, S the other axes of a layer's input.
+A SubNet that adapts has its own copy of the weights, and the way back to the source. A side file is stored beside the
+SuperNet, never in its shared weights. It is safetensors: the tensors that differ from the source's, and, as metadata,
+the digests of the SuperNet, of the SubNet and of the source's tensors (BatchNorm statistics of the SubNet included). It
+fits that SubNet alone.
 
-A SubNet that adapts: its own copy of the weights, and the way back to the source.
-
-Side files: the tensors that a SubNet adapted, stored beside the SuperNet, never in its shared weights.
-
-A side file is safetensors: the tensors that differ from the source's, and, as metadata, the digests of the SuperNet, of the
-SubNet and of the source's tensors (BatchNorm statistics of the SubNet included). It fits that SubNet alone.
+Legend: B batch, C channels, S the other axes of a layer's input.
 """
 
 import hashlib

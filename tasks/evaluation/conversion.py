@@ -1,6 +1,4 @@
-"""SubNets as ONNX models, and conversion of these to other formats, in child processes that can be killed.
-
-Conversion of torch programs to ExecuTorch in child processes that can be killed.
+"""Conversion of SubNets to ONNX models, to other formats, and to ExecuTorch, in child processes that can be killed.
 
 ExecuTorch's compiler is an optional extra and slow: starting a child takes 4 s, then an operator 1 s, and a SubNet like
 MobileNetV2 8 s. Many programs share a child; each core has one child.

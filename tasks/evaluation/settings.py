@@ -1,7 +1,4 @@
-"""Settings for evaluating SubNets.
-
-Settings of the quantisation.
-"""
+"""Settings for evaluating SubNets, and settings of the quantisation."""
 
 from typing import Annotated
 

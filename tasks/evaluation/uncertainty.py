@@ -1,6 +1,6 @@
-"""Standard errors of accuracies by the number of samples.
+"""Uncertainty of accuracies and predictions: standard errors by the number of samples, and agreement with measurements.
 
-Agreement of predictions with measurements: their errors, and how well they order the measurements.
+Agreement is the error of predictions, and how well they order the measurements.
 """
 
 from __future__ import annotations

@@ -1,23 +1,20 @@
-"""Thresholds that minimise the expected measured latency, with a promise about the accuracy loss.
+"""Thresholds of exits that minimise the expected measured latency, with a promise about the accuracy loss.
 
-Holdout images are split. One part chooses the exit that gives the full answer (the most accurate exit), the confidence measure,
-and a path of thresholds for it. The other part tests the path's steps in order, each by an exact p-value; the last step before
-the first failure is taken: *Learn then Test* with fixed-sequence testing (Angelopoulos et al., 2021). The promise therefore
-holds with the stated confidence for any network, any data and any number of images, as long as the images are independent draws
-from the distribution in use.
+The data are logits of all exits on holdout images, and the latency of each exit. Holdout images are split. One part
+chooses the exit that gives the full answer (the most accurate exit), the confidence measure, and a path of thresholds
+for it. The other part tests the path's steps in order, each by an exact p-value; the last step before the first failure
+is taken: *Learn then Test* with fixed-sequence testing (Angelopoulos et al., 2021). The promise therefore holds with
+the stated confidence for any network, any data and any number of images, as long as the images are independent draws
+from the distribution in use. Exit rates, accuracies and costs are judged on images that were not used for choosing
+thresholds.
 
-A path of thresholds that begins with "no image leaves early"; latency falls from step to step.
-
-For a price μ of a lost answer [ms], coordinate descent finds thresholds that minimise the mean of latency + μ · loss: with all
-other thresholds fixed, the best threshold of an exit is a cut in the order of its confidences, at the maximum of the cumulative
-saving by leaving. Prices fall from step to step; cuts only move further, so the path is nested: at a later step, an image
-leaves no later. Between prices, cuts move in small steps.
+The path begins with "no image leaves early"; latency falls from step to step. For a price μ of a lost answer [ms],
+coordinate descent finds thresholds that minimise the mean of latency + μ · loss: with all other thresholds fixed, the
+best threshold of an exit is a cut in the order of its confidences, at the maximum of the cumulative saving by leaving.
+Prices fall from step to step; cuts only move further, so the path is nested: at a later step, an image leaves no later.
+Between prices, cuts move in small steps.
 
 Legend: N images, E exits up to the full answer, F of them before it, S steps of the path.
-
-The data from which thresholds are found: logits of all exits on holdout images, and the latency of each exit.
-
-Thresholds judged on images that were not used for choosing them: exit rates, accuracies and costs.
 """
 
 from collections.abc import Sequence

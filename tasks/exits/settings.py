@@ -1,9 +1,9 @@
-"""Settings of policies: the promise of exits, the number of SubNets, and the rules by which a device chooses among SubNets.
+"""Settings of policies (promise of exits, number of SubNets, rules for devices), and exact p-values of the promise.
 
-Exact p-values of "leaving early loses more than ε of accuracy" for any number of images, and the number of images needed.
-
-Per image the loss is +1 (the full answer is right, the early one wrong: *lost*), −1 (the other way around: *gained*) or 0.
-With probabilities p₊ of lost and p₋ of gained, accuracy falls by p₊ − p₋; (lost − gained) / n over n images estimates it.
+The hypothesis is "leaving early loses more than ε of accuracy", for any number of images; the number of images needed
+follows. Per image the loss is +1 (the full answer is right, the early answer wrong: *lost*), −1 (the other way around:
+*gained*) or 0. With probabilities p₊ of lost and p₋ of gained, accuracy falls by p₊ − p₋; (lost − gained) / n over n
+images estimates it.
 """
 
 import math

@@ -1,16 +1,10 @@
 """The policy stage: thresholds with a promise for a few SubNets of one device, and their results on test images.
 
-`tasks.exits.latency` chooses the SubNets. All exits of a SubNet answer the holdout images (the validation split) in one pass;
-the device times the SubNet up to each exit; `calibrate` finds thresholds from both, and the test split measures their results.
-If a promise is impossible, the stage reports this in one line and the run continues. A second call in the same folder resumes.
-
-The answers of all exits of a SubNet, from one pass over the images that computes the exits' common parts once.
-
-Pictures of single images, as the network gets them: small PNG files.
-
-Thresholds of single SubNets on one device: found on holdout images, tested on test images.
-
-Pictures show the images that leave first and last.
+`tasks.exits.latency` chooses the SubNets. All exits of a SubNet answer the holdout images (the validation split) in one
+pass, which computes the exits' common parts once; the device times the SubNet up to each exit; `calibrate` finds
+thresholds from both, and the test split measures their results. If a promise is impossible, the stage reports this in
+one line and the run continues. A second call in the same folder resumes. Pictures, small PNG files of images as the
+network gets them, show the images that leave first and last.
 """
 
 import io

@@ -1,8 +1,7 @@
-"""The exits of a chain: all that a SubNet passes, or, with thresholds, those whose heads must run.
+"""The files of a chain in each format, the jobs that run its segments, and their comparison with torch.
 
-The files of a chain in each format, and the jobs that run its segments.
-
-Comparison of chain files with torch: every value of a segment, while the files read each other's values.
+A chain has all exits that a SubNet passes, or, with thresholds, the exits whose heads must run. The comparison covers
+every value of a segment, while the files read each other's values.
 """
 
 import tempfile

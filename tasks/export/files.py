@@ -1,8 +1,7 @@
 """The files of one SubNet in each format, each with a function that runs it for the check.
 
-ONNX files with nodes in the order of least peak memory, if that saves memory.
-
-Such a file is optimised for the processor of this machine, and is run with the session options of its card.
+ONNX files have nodes in the order of least peak memory, if that saves memory. Such a file is optimised for the
+processor of this machine, and is run with the session options of its card.
 """
 
 import io

@@ -1,9 +1,8 @@
 """Replacements for winners whose measured latency misses their budget, or that another measured SubNet beats.
 
-After a refinement, the next best of its measured candidates replaces the winner. Without a refinement, the search runs again
-for a smaller budget: divided by the ratio of measured to predicted latency.
-
-The models of SubNets that are timed when winners are exported, by name.
+After a refinement, the next best of its measured candidates replaces the winner. Without a refinement, the search runs
+again for a smaller budget: divided by the ratio of measured to predicted latency. Models of SubNets are timed by name
+when winners are exported.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

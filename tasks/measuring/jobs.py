@@ -1,13 +1,13 @@
-"""Models as jobs for device agents: the names and shapes of inputs and outputs come from the ONNX model.
+"""Models as jobs for device agents, in batches, and latencies corrected to a calm device.
 
-Items in batches, and preparation of the next batch while the device works on the last.
+Names and shapes of inputs and outputs come from the ONNX model. The next batch is prepared while the device works on
+the last.
 
-Latencies as on a calm device, from a reference model that runs beside every few measured models.
-
-Heat and other users of the device slow down the reference and the measured models, but not equally: a large model whose weights
-come from memory is slowed by other users of the memory, a small one in the cache is not. So a model shares a part of the
-reference's slowdown, in logarithms, and that part depends on its latency; both numbers are fitted to measurements of the same
-models at other slowdowns of the reference.
+A reference model runs beside every few measured models. Heat and other users of the device slow down the reference and
+the measured models, but not equally: a large model whose weights come from memory is slowed by other users of the
+memory, a small model in the cache is not. So a model shares a part of the reference's slowdown, in logarithms, and that
+part depends on its latency; both numbers are fitted to measurements of the same models at other slowdowns of the
+reference.
 """
 
 import math

@@ -1,12 +1,11 @@
-"""Stage "profile": measure every unique operator once on one device, into its look-up table.
+"""Stage "profile": measure every unique operator once on one device, into its look-up table; a dry run states the time.
 
-Operators are measured in situ, inside a few whole SubNets (`tasks.measuring.in_network`), or alone, each as its own model.
-Operators without a result from SubNets are measured alone, and so are all operators if their energy is requested. The table
-is part of a store that networks and runs share. Its entries are not measured again, whichever network they were measured
-for, so a killed run continues; the stage's own folder gets a copy of this network's entries. While a remote device measures
-one batch, the next is made and converted to the device's format.
-
-A dry run of stage "profile": known operators of one device, operators to measure, and the time that takes.
+Operators are measured in situ, inside a few whole SubNets (`tasks.measuring.in_network`), or alone, each as its own
+model. Operators without a result from SubNets are measured alone, and so are all operators if their energy is
+requested. The table is part of a store that networks and runs share. Its entries are not measured again, whichever
+network they were measured for, so a killed run continues; the stage's own folder gets a copy of this network's entries.
+While a remote device measures one batch, the next is made and converted to the device's format. A dry run counts known
+operators of one device and operators to measure.
 """
 
 import time

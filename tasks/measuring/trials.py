@@ -1,17 +1,12 @@
-"""Rules for which implementations of an operator are worth measuring, learned from operators measured with all of them.
+"""Trials: SubNets timed with an implementation for each operator, and rules for implementations worth measuring.
 
-Operators that differ only in their sizes form a class. An implementation is worth measuring if it was faster than the runtime's
-own choice on the measured operators of the class with the nearest sizes. In a class without measured operators, every
-implementation is worth measuring.
+Operators that differ only in their sizes form a class. An implementation is worth measuring if it was faster than the
+runtime's own choice on the measured operators of the class with the nearest sizes. In a class without measured
+operators, every implementation is worth measuring.
 
-Trials: SubNets that are timed with an implementation for each of their operators.
-
-The first SubNets are timed with every implementation of their operators, and rules are learned from them
-(`tasks.measuring.trials`). Every other SubNet is timed once, with a mixture of the implementations that are worth
-measuring, so that each operator is timed with each of them. A SubNet is timed again if one of its operators would otherwise
-miss one.
-
-Models for a device from trials.
+The first SubNets are timed with every implementation of their operators, and rules are learned from them. Every other
+SubNet is timed once, with a mixture of the implementations that are worth measuring, so that each operator is timed
+with each of them. A SubNet is timed again if one of its operators would otherwise miss one.
 """
 
 from collections import Counter

@@ -1,11 +1,8 @@
-"""SubNets of a bundle that are split over devices: segments with their own weights, and plans among which the coordinator
-switches.
+"""SubNets of a bundle over several devices: segments with their own weights, plans to switch between, and table rows.
 
-[SubNets over devices in a bundle](docs/partition.md#in-a-bundle) shows how to request them.
-
-Costs of plans that are made ahead, over given links: they let a SubNet over devices appear in tables beside others.
-
-SubNets over several devices as rows, which are kept if they are preferred at some bandwidth and load.
+[SubNets over devices in a bundle](docs/partition.md#in-a-bundle) shows how to request them. The coordinator switches
+among plans that are made ahead. Their costs over given links let a SubNet over devices appear in tables beside others;
+its row is kept if it is preferred at some bandwidth and load.
 
 Legend: R rows, D columns.
 """

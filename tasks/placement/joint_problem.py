@@ -1,17 +1,18 @@
-"""Codes of a joint search: the choices of a SubNet, then the device of each segment, then the coding of sent values.
+"""The problem of a joint search (`tasks.search`) over SubNet, devices of segments, and coding of sent values.
 
-As for every variable, the last choice is the largest one: the coordinator, and fp32. The code with the largest choices is
-therefore the largest SubNet, which sends nothing. Derived columns of the space come last.
+One code has the choices of a SubNet, then the device of each segment, then the coding. As for every variable, the last
+choice is the largest one: the coordinator, and fp32. The code with the largest choices is therefore the largest SubNet,
+which sends nothing. Derived columns of the space come last.
 
-Latency, loss and memory of a SubNet with the devices of its segments, as sums of tables over few variables each.
+Latency, loss and memory are sums of tables over few variables each:
 
-    coordinator's offset  +  Σ segments: operators on the device  +  Σ cuts with a device change: latency + bytes / bandwidth
+    coordinator's offset  +  Σ segments: operators on the device
+        +  Σ cuts with a device change: latency + bytes / bandwidth
 
-The model is that of `solvers.partition.problem`, for plans that change devices at cuts that a single value crosses: one message
-per change, the value over the direct link. Bytes follow from the SubNet and the coding. A segment without operators in a SubNet
-is on the device of the segment before it, so that no value passes through a device that computes nothing.
-
-The problem of a joint search, for the methods of `tasks.search`: SubNet, devices of segments and coding are one code.
+The model is from `solvers.partition.problem`, for plans that change devices at cuts that a single value crosses: one
+message per change, the value over the direct link. Bytes follow from the SubNet and the coding. A segment without
+operators in a SubNet is on the device of the segment before it, so that no value passes through a device that computes
+nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

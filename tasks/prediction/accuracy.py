@@ -1,15 +1,14 @@
-"""Accuracy of any SubNet predicted from the sensitivity of each modification (AutoTailor).
+"""Accuracy of any SubNet predicted from sensitivities of modifications (AutoTailor) and interactions of pairs.
 
-A sensitivity is the accuracy of the largest SubNet with one variable set to another choice, minus that of the largest SubNet,
-both on the validation split with their own recalibrated BatchNorm statistics. A SubNet's predicted accuracy is the largest
-SubNet's plus the sensitivities of its modifications, plus the interactions of measured pairs (`tasks.prediction.sensitivity`).
-On a small validation split accuracy moves in coarse steps, so the mean cross-entropy loss is measured and added up in the same
-way: it only orders SubNets whose predicted accuracies are equal.
+A sensitivity is the accuracy of the largest SubNet with one variable set to another choice, minus the accuracy of the
+largest SubNet, both on the validation split with their own recalibrated BatchNorm statistics. A SubNet's predicted
+accuracy is the largest SubNet's plus the sensitivities of its modifications, plus the interactions of measured pairs
+(`tasks.prediction.sensitivity`). On a small validation split accuracy moves in coarse steps, so the mean cross-entropy
+loss is measured and added up in the same way: it only orders SubNets whose predicted accuracies are equal.
 
-Interactions of two modifications: their joint effect minus the sum of their single effects.
-
-One pair of choices of two variables is measured. Other choices of these variables get a share of its interaction, in proportion
-to their own effects: two choices with half the measured effects each get a quarter of it.
+An interaction of two modifications is their joint effect minus the sum of their single effects. One pair of choices of
+two variables is measured. Other choices of these variables get a share of its interaction, in proportion to their own
+effects: two choices with half the measured effects each get a quarter of it.
 """
 
 from collections.abc import Sequence, Set

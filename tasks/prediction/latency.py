@@ -1,11 +1,9 @@
-"""Latency of any SubNet predicted from the look-up table (LUT) of one device, compiled to arrays.
+"""Latency of any SubNet predicted from the look-up table (LUT) of one device: compiled to arrays, and corrected.
 
-The latencies of a SubNet's operators are corrected (`tasks.prediction.latency`) and added up. Each operator depends on few
-variables, so a prediction for a matrix of codes gathers from small arrays (`tasks.prediction.sums`).
-
-Correction of sums over operators for the rest of a network: caches, layouts, overhead of each layer and each run.
-
-The device's half of stage "predict": compile the latency predictor, correct it, state its holdout error.
+The latencies of a SubNet's operators are added up, and corrected for the rest of a network: caches, layouts, overhead
+of each layer and each run. Each operator depends on few variables, so a prediction for a matrix of codes gathers from
+small arrays (`tasks.prediction.sums`). The device's half of stage "predict" compiles the predictor, corrects it, and
+states its holdout error.
 """
 
 import math

@@ -1,15 +1,13 @@
-"""The SuperNet's half of stage "predict": measure every sensitivity and state the accuracy predictor's error.
+"""The SuperNet's half of stage "predict": every sensitivity, interactions of pairs, and the accuracy predictor's error.
 
-Interactions: pairs of modifications measured together, and whether they improve the accuracy predictor.
-
-Variables that some operator depends on together are paired, each at the choice with the largest effect. Pairs with the largest
-product of effects come first: that product is the interaction of two modifications that each leave a share of the accuracy. The
+Interactions are pairs of modifications measured together; they are kept if they improve the predictor. Variables that
+some operator depends on together are paired, each at the choice with the largest effect. Pairs with the largest product
+of effects come first: that product is the interaction of two modifications that each leave a share of the accuracy. The
 predictors stay sums of terms over variables that operators couple anyway, so the exact search stays fast.
 
-The accuracy predictor of int8 devices: the sensitivities of fp32, minus the mean loss by int8.
-
-The loss is measured on the SubNets that validated the fp32 predictor. It varies between SubNets much less than the errors of
-sums of sensitivities. So its mean is subtracted, and errors are stated against accuracies in int8.
+The accuracy predictor of int8 devices has the sensitivities of fp32, minus the mean loss by int8. The loss is measured
+on the SubNets that validated the fp32 predictor. It varies between SubNets much less than the errors of sums of
+sensitivities. So its mean is subtracted, and errors are stated against accuracies in int8.
 """
 
 from collections.abc import Sequence

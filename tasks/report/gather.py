@@ -1,6 +1,6 @@
-"""From the folders of finished stages to one JSON-able report.
+"""The content of a report, gathered from the folders of finished stages into one JSON-able record.
 
-The predicted latency of each shown SubNet, layer by layer; every different operator is stored once.
+It has the predicted latency of each shown SubNet, layer by layer; every different operator is stored once.
 """
 
 import base64

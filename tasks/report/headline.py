@@ -1,7 +1,4 @@
-"""The few numbers that answer: was it worth it?
-
-The end of a run in the terminal.
-"""
+"""The headline of a run: the few numbers that answer whether it was worth it, and its end in the terminal."""
 
 from rich.markup import escape
 from rich.table import Table

@@ -1,12 +1,7 @@
-"""The exported files by format, and the bundle if there is one.
+"""Parts of a report as JSON: exported files and bundle, the refinement, the engine of a device, and labels of charts.
 
-The refinement, if there was one: its measured candidates, and the reasons for replacing winners.
-
-Parts of a report as JSON.
-
-Colours and labels of points in charts. Plotly reads a subset of HTML in labels, so all text from the user is escaped.
-
-The engine of a device: the chosen options of its runtime, and their gain.
+The refinement has its measured candidates, and the reasons for replacing winners; the engine has the chosen options of
+the device's runtime, and their gain. Plotly reads a subset of HTML in labels, so all text from the user is escaped.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Sources of the report: the folders of finished stages, and facts that only the run knows.
-
-Settings of the report stage.
-"""
+"""Sources of the report (folders of finished stages, and facts that only the run knows), and settings of the report stage."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,11 +1,4 @@
-"""Streams that drift: the error of SubNets over time, under each method.
-
-The end of a stream in the terminal.
-
-The figure of a SubNet on a stream.
-
-SubNets on streams, as parts of a report.
-"""
+"""Streams that drift, in a report: the error of SubNets over time, under each method, as figures and tables."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""Trainings: losses over steps, the accuracy of SubNets of all sizes meanwhile, and the results of a first training stage.
+"""Trainings, in a report: losses over steps, accuracies of SubNets of all sizes, and the first training stage.
 
-The first of two training stages: accuracies of the backbone and its SuperNet on the first data, and the cost.
-
-Latency-range accuracy: mean accuracies of SubNets while they were trained, by ranges of MACs and of predicted latency.
-
-The figure of a training.
-
-The histories of the trainings of a run.
+Histories of a run's trainings become figures. Latency-range accuracies are means over SubNets while they were trained,
+by ranges of MACs and of predicted latency. The first of two training stages has accuracies of the backbone and its
+SuperNet on the first data, and the cost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured.
 
-Limits that follow from a SuperNet alone: memory, parameters, multiply-accumulates. They are checked before a search.
+Limits on memory, parameters and multiply-accumulates follow from a SuperNet alone, and are checked before a search.
 """
 
 import tempfile

@@ -1,29 +1,29 @@
-"""Genetic search for the best SubNet within budgets, on integer matrices.
+"""Genetic search for the best SubNet within budgets, on integer matrices, with starts around known SubNets.
 
-Source: OFA (ICLR 2020), evolution finder: a population of 100, a quarter of it parents, half of the children mutated (each
-variable with probability 0.1), half crossed. Children beyond a budget are repaired, not drawn anew.
+Source: OFA (ICLR 2020), evolution finder: a population of 100, a quarter of it parents, half of the children mutated
+(each variable with probability 0.1), half crossed. Children beyond a budget are repaired, not drawn anew.
 
 This search adds to OFA's:
 
-- A population begins with SubNets around the largest and around the fastest SubNet (`tasks.search.genetic`).
+- A population begins with SubNets around the largest and around the fastest SubNet.
 - At a plateau, SubNets around the best SubNet join the population, until they bring no improvement.
-- Then a second population begins without the starts. Two populations rarely end at the same SubNet unless it is the optimum.
+- Then a second population begins without the starts. Two populations rarely end at the same SubNet unless it is the
+  optimum.
 - At the end, SubNets are built around the best neighbours of the winner.
 
-SubNets around a known SubNet: one modification is decided, then all other variables are chosen anew to match it.
-
-Another resolution or depth pays only together with other widths. A converged population changes few variables at a time, so it
-can leave its resolution or its depth only through worse SubNets. Here many variables change at once:
+Around a known SubNet, one modification is decided, then all other variables are chosen anew to match it. Another
+resolution or depth pays only together with other widths. A converged population changes few variables at a time, so it
+can leave its resolution or its depth only through worse SubNets. Around a SubNet many variables change at once:
 
 1. The predictors give the score and the costs of every single modification of the SubNet.
-2. A Lagrangian price of the costs decides the best choice of every variable. Bisection finds the lowest price whose SubNet
-keeps the budgets.
+2. A Lagrangian price of the costs decides the best choice of every variable. Bisection finds the lowest price whose
+  SubNet keeps the budgets.
 3. The rest of the budgets is spent on further choices, one at a time.
 
 The costs and the score may be of any kind; they need not be sums of tables.
 
-The choices of skipped blocks have no effect, so they would stay the same. A second form of each SubNet has skipped blocks at
-their smallest choices: in the second form, adding a skipped block again is cheap.
+The choices of skipped blocks have no effect, so they would stay the same. A second form of each SubNet has skipped
+blocks at their smallest choices: in the second form, adding a skipped block again is cheap.
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
-"""The methods of search, behind one interface. Budgets are (K,): for the latency, then for the problem's other costs.
+"""The methods of search behind one interface: exact, genetic, and genetic by measured accuracy.
 
-Genetic search for the best measured accuracy: SubNets of a population are evaluated, their costs are predicted.
-
-Populations begin with the winners by predicted accuracy. A SubNet evaluated for one budget is a candidate for all.
+Budgets are (K,): for the latency, then for the problem's other costs. By measured accuracy, SubNets of a population are
+evaluated, and their costs are predicted. Populations begin with the winners by predicted accuracy. A SubNet evaluated
+for one budget is a candidate for all.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,9 +1,7 @@
-"""The problem of a search: a space of integer codes and its predictors. Each different SubNet is predicted once.
+"""The problem of a search: a space of integer codes, and its predictors, also as sums of tables for exact search.
 
 Codes are integer matrices (n, V): one row for each SubNet, one column for each variable. An entry is the index of a
-choice; the last index is the variable's largest choice.
-
-Predictors as sums of tables over choice indices, for the exact search.
+choice; the last index is the variable's largest choice. Each different SubNet is predicted once.
 """
 
 from collections.abc import Sequence

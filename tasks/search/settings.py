@@ -1,11 +1,4 @@
-"""Settings of the search stage.
-
-Settings of `autotailor partition`.
-
-Settings of the refinement.
-
-Settings of the baselines.
-"""
+"""Settings of the search stage, of `autotailor partition`, of the refinement, and of the baselines."""
 
 import re
 from collections.abc import Sequence

@@ -1,11 +1,10 @@
-"""Two training stages: a backbone is made elastic and trained on first data, then joined to a head and tuned on second data.
-Source: AdaptiveNet (MobiCom 2023) §6.
+"""Two training stages: a backbone trained as a SuperNet on first data, then joined to a head and tuned on second data.
 
-The linear layer over a backbone, fitted to the classes of images. Legend: N images, F averages, K classes.
+Source: AdaptiveNet (MobiCom 2023) §6. Stage "backbone" makes the SuperNet of the backbone, with the weights of the
+whole SuperNet, and a classifier on it: a linear layer, fitted to the classes of images. Stage "join" puts the trained
+backbone back under the head in the SuperNet of the whole network.
 
-Stage "backbone": the SuperNet of the backbone, with the weights of the whole SuperNet, and a classifier on it.
-
-Stage "join": the trained backbone takes its place under the head in the SuperNet of the whole network.
+Legend: N images, F averages, K classes.
 """
 
 from collections.abc import Mapping

@@ -1,21 +1,16 @@
-"""An open bundle: its manifest is read at once; every other file is checked before its first use.
+"""An open bundle: manifest, checked files, calibration sample, source images, and signature.
 
-A file is checked against its digest once, and again when its size, modification time or inode has changed.
+The manifest is read at once; every other file is checked against its digest before its first use, and again when its
+size, modification time or inode has changed. The signature of the manifest is HMAC-SHA256 with a secret key that
+exporter and device share. The manifest has the digests of all other files, so its signature covers them, too.
 
-Inputs with expected answers in a bundle, so that a device can check its computations: an npz file without pickles.
+Samples are npz files without pickles. In the calibration sample, with which a device checks its computations, `x.CxHxW`
+are images for all SubNets of this shape, in half precision, and `x.T` texts of T words. For several inputs, the name
+after `x.` has the sizes of all, and the array has a field for each. `y.DIGEST` are answers of a whole SubNet (N, K),
+`y.DIGEST.EXIT` the answers at an exit of its chain.
 
-Legend: N samples, C channels, H height, W width, T words, E exits, K classes. `x.CxHxW` are images for all SubNets of this
-shape, in half precision, and `x.T` texts of T words. For several inputs, the name after `x.` has the sizes of all, and the
-array has a field for each. `y.DIGEST` are answers of a whole SubNet (N, K), `y.DIGEST.EXIT` those at an exit of its chain.
-
-Statistics and samples of the images for which a bundle's SubNets were made: npz files without pickles.
-
-Legend: A labelled images, C channels, H height, W width, F channels of all BatchNorms, N images of calibration, D statistics of
-an image, P directions.
-
-Signatures of manifests: HMAC-SHA256 with a secret key that exporter and device share.
-
-The manifest has the digests of all other files, so its signature covers them, too.
+Legend: N samples, A labelled images, C channels, H height, W width, T words, E exits, K classes, F channels of all
+BatchNorms, D statistics of an image, P directions.
 """
 
 import hashlib

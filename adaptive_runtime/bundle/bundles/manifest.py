@@ -1,13 +1,10 @@
-"""`bundle.json`: all that a device needs to choose among the SubNets of a bundle, to run them, and to check their answers.
+"""Manifests of a bundle: `bundle.json`, segments in `blocks.json`, and SubNets found on a device in `found.json`.
 
-`blocks.json`: segments of a bundle's SuperNet, so that a device can assemble further SubNets as chains of segments.
-
-Boundaries are counted from the network's input, 0, to its answer. A segment reads the value at one boundary and gives the
-value at a later one. `bundle.json` has the digests of all files.
-
-`found.json`: SubNets that a search on the device has assembled from the segments of a bundle.
-
-The file names files of the bundle and adds none. It belongs to one bundle, by the digest of the manifest.
+`bundle.json` has all that a device needs to choose among SubNets, to run them and to check their answers, and the
+digests of all other files. `blocks.json` has segments of the SuperNet, from which a device assembles further SubNets as
+chains. Boundaries are counted from the network's input, 0, to its answer. A segment reads the value at one boundary and
+gives the value at a later boundary. `found.json` has SubNets that a search on the device has assembled from these
+segments. The file names files of the bundle and adds none; it belongs to one bundle, by the digest of the manifest.
 """
 
 from functools import cached_property

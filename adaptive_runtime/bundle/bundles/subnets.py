@@ -1,10 +1,8 @@
-"""One SubNet of a bundle: its files by format, and its figures.
+"""SubNets of a bundle: their figures, their files by format, and the samples that they take.
 
-Formats of a bundle: each names the files that a runtime reads, and the precision in which it computes with them.
-
-A bundle may have a SubNet in several formats. Formats of one runtime may share files: ncnn computes in bf16 with fp32 files.
-
-The samples that a bundle takes: images, texts as numbers of words, or several inputs.
+A format names the files that a runtime reads, and the precision in which it computes with them. Formats of one runtime
+may share files: ncnn computes in bf16 with fp32 files. Samples are images, texts as numbers of words, or several
+inputs.
 
 Legend: N samples, C channels, H height, W width, T words.
 """

@@ -1,8 +1,6 @@
-"""A SubNet with exits that answers: one sample, or a batch whose samples leave one by one.
+"""Chains that answer: a SubNet with exits for one sample, or for a batch whose samples leave one by one.
 
-Legend: N samples, K classes.
-
-ONNX files that run one behind the other, as one segment.
+ONNX files that run one behind the other also join to one segment.
 
 Legend: N samples, C channels, H height, W width, K classes.
 """

@@ -1,9 +1,8 @@
-"""`segments.json`: all that a host program needs to run a SubNet with exits, segment by segment.
+"""Manifests of chains: `segments.json` of a SubNet with exits, and `parts.json` of a SubNet split over devices.
 
-`parts.json`: a split SubNet, as ONNX files that run one after the other, each on one device.
-
-A part reads values of the network's input and of all earlier parts, not only of its neighbour; a value with several readers
-has one name everywhere, so that it is sent only once.
+Host programs need no other file to run a SubNet segment by segment. Parts are ONNX files that run one after the other,
+each on one device. A part reads values of the network's input and of all earlier parts, not only of its neighbour; a
+value with several readers has one name everywhere, so that it is sent only once.
 """
 
 import hashlib

@@ -1,12 +1,9 @@
-"""Runs of a chain behind one protocol: segment after segment. Settings of runtimes, which are imported on first use.
+"""Runs of a chain, segment by segment, in onnxruntime or ncnn behind one protocol, and settings of these runtimes.
 
-Legend: N samples, K classes.
-
-Runs of a chain in onnxruntime, one session a segment: values go from one to the next without a copy.
+Runtimes are imported on first use. In onnxruntime each segment has a session, and values go from one session to the
+next without a copy; in ncnn one net continues from its computed values.
 
 Legend: N samples, C channels, H height, W width, K classes.
-
-Runs of a chain in ncnn, with one net that continues from its computed values.
 """
 
 import importlib

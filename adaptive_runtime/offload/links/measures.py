@@ -1,19 +1,16 @@
-"""Measures of a link: bandwidth of both directions and round trip, with their spreads, from regular traffic.
+"""Measures of a link: bandwidth and round trip from regular traffic, and the budget for probes of idle links.
 
-Each side times its own half. The receiver times a frame from its head to its last byte, which gives the bandwidth without the
-delay. The sender times from its request to the answer and subtracts the durations reported by the other side, which gives the
-round trip without a common clock.
+Each side times its own half. The receiver times a frame from its head to its last byte, which gives the bandwidth
+without the delay. The sender times from its request to the answer and subtracts the durations reported by the other
+side, which gives the round trip without a common clock.
 
-Budget for probes of an idle link: at most a thousandth of its bandwidth, for three kinds of probes.
+Probes use at most a thousandth of the bandwidth. Pings measure the round trip. Trains of a few packets hint at a
+changed bandwidth, soon and cheaply. Blocks measure the bandwidth: from time to time, and at once after a hint, for
+which one block is always saved. Each kind has its own savings, which grow with time and bandwidth.
 
-Pings measure the round trip. Trains of a few packets hint at a changed bandwidth, soon and cheaply. Blocks measure the
-bandwidth: from time to time, and at once after a hint, for which one block is always saved. Each kind has its own savings,
-which grow with time and bandwidth.
-
-State of the link to one device, shared by all connections over it.
-
-Each SubNet of a bundle has its own connection to the same device. If the link becomes slower or the device stops answering,
-only the SubNet whose requests went there notices; without sharing, the others would have to lose requests themselves.
+All connections to one device share the state of the link. Each SubNet of a bundle has its own connection. If the link
+becomes slower or the device stops answering, only the SubNet whose requests went there notices; without sharing, the
+others would have to lose requests themselves.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""A SubNet over several devices, from the view of a program on the coordinator: requests in, answers out, from any thread.
+"""A SubNet over several devices for a program on the coordinator: requests in, answers out, from any thread.
 
-A folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans to choose from.
+It is opened from a folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans to choose from.
 """
 
 import asyncio

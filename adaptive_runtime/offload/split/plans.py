@@ -1,9 +1,8 @@
-"""Plans: the device of each segment, and the choice of the plan while devices come and go.
+"""Plans of a split SubNet: the device of each segment, and the choice of the plan while devices come and go.
 
-`plans.json`: the plans of a SubNet that are fastest somewhere in a range of bandwidths and loads, and their costs.
-
-The latency of a plan is linear in the quantities that change: the coordinator's slow-down, and for each link its round trip and
-the time of a byte, up and down. A plan is therefore a plane over these quantities, and the plans together form the lower
+`plans.json` has the plans that are fastest somewhere in a range of bandwidths and loads, and their costs. The latency
+of a plan is linear in the quantities that change: the coordinator's slow-down, and for each link its round trip and the
+time of a byte, up and down. A plan is therefore a plane over these quantities, and the plans together form the lower
 envelope of latencies.
 """
 

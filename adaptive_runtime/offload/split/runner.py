@@ -1,14 +1,10 @@
-"""Runs requests by their plans, in one event loop, with one thread for the coordinator's computations.
+"""The runner of a split SubNet: requests by their plans, deadlines on the coordinator, and spot checks of devices.
 
-Requests on other devices are watched: as soon as the coordinator could otherwise no longer finish all of them in time, it
-begins the first of them itself, and the device is out for a while.
-
-Latest starts of requests on the coordinator that still let the coordinator finish all of them in time.
-
-The coordinator runs one request after the other. The order of deadlines (Jackson's rule, earliest due date first) meets all
-deadlines if any order does.
-
-Spot checks: the coordinator repeats segments of another device on the same tensors.
+One event loop runs all requests, with one thread for the coordinator's computations. Requests on other devices are
+watched: as soon as the coordinator could otherwise no longer finish all of them in time, it begins the first of them
+itself, and the device is out for a while. The coordinator runs one request after the other. The order of deadlines
+(Jackson's rule, earliest due date first) meets all deadlines if any order does. In a spot check, the coordinator
+repeats segments of another device on the same tensors.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""The segments of a SubNet from a chain's folder: files for the coordinator, and messages and files for other devices.
+"""The segments of a split SubNet, from a chain's folder: timed runs on the coordinator, and files for devices.
 
-All segments on the coordinator, in onnxruntime or ncnn; every run is timed.
+The coordinator runs segments in onnxruntime or ncnn; other devices get messages and files.
 """
 
 import math

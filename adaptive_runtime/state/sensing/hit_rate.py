@@ -1,19 +1,15 @@
-"""The hit rate of the processor's caches: by hardware counters, else by a timed probe, else as learned from these.
+"""The hit rate of the processor's caches: by hardware counters, else a timed probe, else a model learned from them.
 
-Hardware counters of cache references and misses, by Linux' perf_event_open. Most virtual machines have none.
+Hardware counters of cache references and misses are read by Linux' perf_event_open. Most virtual machines have none.
 
-The hit rate as learned: a regression on the device's state, taught by counters or by a probe while they work.
+The probe reads one word of each cache line of a buffer, in random order, so that the processor cannot read ahead;
+pauses, while other programs use the caches; and reads it again. The hit rate is the share of the buffer that is still
+cached. Two times are measured once on the quiet device: with all lines cached, and with none. The hit rate is (miss −
+now) / (miss − hit). AdaScale's eq. 5 has the same idea, but as printed it is the quotient of the two times. CPU time is
+measured, so interruptions do not count.
 
-A device that cannot afford a probe uses the file of a similar device.
-
-The hit rate by a timed probe: the share of a buffer that is still cached after a pause, by the time to read it.
-
-The probe reads one word of each cache line of a buffer, in random order, so that the processor cannot read ahead; pauses,
-while other programs use the caches; and reads it again. Two times are measured once on the quiet device: with all lines
-cached, and with none. The hit rate is (miss − now) / (miss − hit). AdaScale's eq. 5 has the same idea, but as printed it is
-the quotient of the two times. CPU time is measured, so interruptions do not count.
-
-The first source that gives a number: counters, then the probe, then a model learned from these.
+The model is a regression on the device's state, taught by counters or by a probe while they work. A device that cannot
+afford a probe uses the file of a similar device.
 """
 
 import ctypes

@@ -1,16 +1,10 @@
-"""Clock, temperature and power supply of the device, as the agents' sensing reads them.
+"""Sensors of the device: clock, temperature, power, GPU, CPU, memory, pressure stalls, and control group limits.
 
-Use of NVIDIA GPUs, if the library `pynvml` is installed and finds one.
-
-Limits of this process's control group, of version 2 or 1: CPU quota, CPU time, memory.
-
-Limits of all levels above the process apply, too: the tightest level decides.
-
-CPU use between two snapshots, of the machine and of the control group.
-
-Memory of the device, or of the control group if it has less left.
-
-Pressure stall information: how long tasks of the system waited for CPU, memory or disks.
+Clock, temperature and power supply are read as by the agents' sensing. NVIDIA GPUs are read if the library `pynvml` is
+installed and finds one. CPU use is taken between two snapshots, of the machine and of the control group. The control
+group, of version 2 or 1, limits CPU quota, CPU time and memory; limits of all levels above the process apply, too: the
+tightest level decides. Memory is the device's, or the control group's if it has less left. Pressure stall information
+says how long tasks of the system waited for CPU, memory or disks.
 """
 
 import importlib

@@ -1,6 +1,7 @@
-"""One sample of the device's state, as a message. A value that the device lacks or did not report is None.
+"""One sample of the device's state, as a message, and the load index that follows from it.
 
-The load index of a device (AdaScale, eq. 2): a weighted mean of the use of CPU, GPU and memory.
+A value that the device lacks or did not report is None. The load index (AdaScale, eq. 2) is a weighted mean of the use
+of CPU, GPU and memory.
 """
 
 from typing import Annotated, Literal

@@ -1,8 +1,7 @@
-"""A scenario: the conditions around a device, phase after phase, in a file that a person writes.
+"""Scenarios: the conditions around a device, phase after phase, in a file that a person writes, and real load.
 
-The simulator and real processes play the same file, or a rescaled copy.
-
-Real load by processes that compute, stream through memory, fill the caches or hold memory, following a trace.
+The simulator and real processes play the same file, or a rescaled copy. Real processes compute, stream through memory,
+fill the caches or hold memory.
 """
 
 import subprocess

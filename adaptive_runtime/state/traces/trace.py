@@ -1,14 +1,10 @@
-"""A trace: pressure on a device and the resulting slow-down over time, and the arrivals of requests.
+"""Traces: pressure on a device, the resulting slow-down over time, and arrivals of requests.
+
+Traces are recorded, generated, or read from files. Generated load comes in steps, at random, like a user's, or in
+bursts; requests come at regular or random times. A recording takes samples of the device's state, and the arrival times
+of requests.
 
 Legend: T times, C load classes, R requests.
-
-Traces as files.
-
-Generated traces: load in steps, at random, like a user's, in bursts; requests at regular or random times.
-
-Legend: T times, C load classes, R requests.
-
-Records a trace of a device: samples of its state, and the arrival times of requests.
 """
 
 from collections import deque

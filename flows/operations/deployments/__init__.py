@@ -1,15 +1,9 @@
 """The flows that deployments offer: a short form in the Prefect UI, composed by Hydra like a command line.
 
-JSON schemas of forms with every setting; a run gets only the settings that were entered.
-
-The short form of the deployments: its fields, and the config that Hydra composes of them.
-
-A field is a type that has the text which the form shows. Where the docstring of a flow tells of the field, that text counts.
-
-Prefect checks a form against its schema before it accepts a run. The composed config is validated when the run starts,
-before anything is worked.
-
-The fields of each deployed flow, and the validated config that they describe, for a run and for a preview.
+The form's fields describe a validated config, for a run and for a preview. A field is a type that has the text which
+the form shows. If the docstring of a flow describes the field, the docstring's text counts. JSON schemas have every
+setting; a run gets only the settings that were entered. Prefect checks a form against its schema before it accepts a
+run. The composed config is validated when the run starts, before anything is worked.
 """
 
 import re

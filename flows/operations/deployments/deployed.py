@@ -1,7 +1,7 @@
-"""The deployed flows. Their parameters are the form in the Prefect UI, their bodies those of the command line's flows.
+"""The deployed flows: their parameters are the form in the Prefect UI, their bodies are the command line's flows.
 
-The types of parameters have the texts of the form (`flows.operations.deployments`); docstrings have those that are a
-flow's own.
+The types of parameters have the texts of the form (`flows.operations.deployments`); docstrings have the texts that are
+a flow's own.
 """
 
 from typing import Any

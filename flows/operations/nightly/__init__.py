@@ -1,8 +1,7 @@
-"""A run every night, compared with the night before: regressions are reported in one message, other nights are promoted.
+"""A run every night, compared with the night before: regressions are reported, other nights are promoted.
 
-The one message about a night that regressed: a line in the log, an event in Prefect, and a post to a webhook.
-
-A night in Prefect's UI: the verdict, both nights by device, and the changes.
+A regression is reported in one message: a line in the log, an event in Prefect, and a post to a webhook. A night's page
+in Prefect's UI has the verdict, both nights by device, and the changes.
 """
 
 import socket

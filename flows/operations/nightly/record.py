@@ -1,11 +1,8 @@
-"""Changes since the night before, and the stages that were worked again because of them.
+"""The record of a night, from its finished stages: changes since the night before, and the stages worked again.
 
-The keys of stages decide what is worked, not this module. The records of both nights list the changed stages and the settings
-that each was made from, so any machine with the records can report the causes.
-
-The record of a night, from its finished stages.
-
-The stage that every night works anew: latencies of operators and SubNets on each device.
+The keys of stages decide the work, not this module. The records of both nights list the changed stages and the settings
+that each was made from, so any machine with the records can report the causes. One stage is worked anew every night:
+latencies of operators and SubNets on each device.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,15 +1,8 @@
-"""A run on Prefect's pages: lines of its log, summaries of stages, tables of winners, the report.
+"""A run on Prefect's pages: results of stages, levels, exit policies and streams as short named texts.
 
-Stage results as short named texts, for log lines and the summary of the stage.
-
-Each function takes the schema of a stage's result, or the JSON if the result has no schema (`flows.pipeline.results.of`
-parses the JSON). The stage's row in the table of stages names its functions.
-
-Facts on the levels of a device, in the style of `flows.pipeline.pages`.
-
-Facts on exit policies, in the style of `flows.pipeline.pages`.
-
-Facts on streams, for the log and the summary in Prefect.
+They are lines of the run's log, and summaries of stages. Each function takes the schema of a stage's result, or the
+JSON if the result has no schema (`flows.pipeline.results.of` parses the JSON). The stage's row in the table of stages
+names its functions.
 """
 
 from collections import Counter

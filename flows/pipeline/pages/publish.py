@@ -1,8 +1,7 @@
-"""Artifacts in Prefect's UI: a summary of each stage, tables of winners, the report. Call these inside a task or flow.
+"""Artifacts in Prefect's UI: a summary of each stage, tables of winners, pictures, and the report, as Markdown.
 
-Markdown of Prefect's UI: the summary of a stage, and the report in short.
-
-Pictures in Prefect's UI, embedded as `data:` addresses because the UI's server has no access to a run's files.
+Call these inside a task or flow. Pictures are embedded as `data:` addresses because the UI's server has no access to a
+run's files.
 """
 
 import base64

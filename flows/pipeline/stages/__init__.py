@@ -1,6 +1,6 @@
-"""The stages: a table of them, and one walk through it as Prefect tasks. The body of a stage is one call into `tasks`.
+"""The stages of a run, in the order of work: one table, and one walk through it as Prefect tasks.
 
-The stages of a run, in the order of work. A new stage is one row here.
+A new stage is one row here. The body of a stage is one call into `tasks`.
 """
 
 from flows.config import AdaptConfig, FlowConfig

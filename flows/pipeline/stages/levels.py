@@ -1,8 +1,7 @@
-"""The stage "front": the levels of one device as one table.
+"""The stages of levels and exit policies: all levels of one device as one table, and thresholds for early exits.
 
-The levels of a device in one table: SubNets, exits, formats (if it stands for several devices) and other devices.
-
-Exit policies: thresholds for SubNets with exits, and the table of the cost of leaving at each exit.
+The stage "front" has the table. Levels are SubNets, exits, formats (if a device stands for several devices) and other
+devices. The table of an exit policy has the cost of leaving at each exit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""A row of the table of stages, and the row's view of its run.
+"""A row of the table of stages, the row's view of its run, and the user's data and models as parts of a stage's key.
 
-A row defines a stage's name, how often it is worked, the earlier stages that it needs, its key, and its body: one call into
-`tasks`.
-
-The user's data and models as parts of a stage's key: contents, or file listings where hashing takes long.
+A row defines a stage's name, how often it is worked, the earlier stages that it needs, its key, and its body: one call
+into `tasks`. The key has contents of data and models, or file listings if hashing takes long.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MLflow: one run per pipeline run, one nested run per stage.
+"""MLflow: one run per pipeline run, one nested run per stage, and the description and parameters of a run's page.
 
-The first things on MLflow's page of a pipeline run: its description, and the parameters in which runs differ.
+Parameters are the values in which runs differ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The address of MLflow's runs: a server, a PostgreSQL database, or an SQLite database with its artifacts in the same folder.
+"""The address of MLflow's runs: a server, a PostgreSQL database, or an SQLite database with artifacts in its folder.
 
 Without a setting, runs of all output folders are kept together in `mlflow.db` of the working folder, where MLflow's own
 commands look for it.

@@ -1,10 +1,10 @@
-"""The writer of one pipeline run; run ids are passed explicitly, and no run is ever 'active'.
+"""The writer of one pipeline run in MLflow, and MLflow's SQLite database, under its name only when complete.
 
-MLflow's SQLite database, which appears under its name only when complete.
+Run ids are passed explicitly, and no run is ever 'active'.
 
-MLflow makes a database by dozens of migrations, which take several seconds. A process that is killed between two of them leaves
-tables without a version number, and no later start can continue from there. A database is therefore made, or migrated to this
-MLflow's version, as a copy under another name, and then renamed.
+MLflow makes a database by dozens of migrations, which take several seconds. A process that is killed between two of
+them leaves tables without a version number, and no later start can continue from there. A database is therefore made,
+or migrated to this MLflow's version, as a copy under another name, and then renamed.
 """
 
 import os

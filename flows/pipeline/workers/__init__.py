@@ -1,8 +1,7 @@
-"""Dask worker processes that evaluate SubNets. They import `process` alone, and load the modules that its tasks name.
+"""Dask worker processes that evaluate SubNets: the worker's side, and Dask's preload script for local workers.
 
-The worker's side: JSON in, JSON out, so that only the name of one of our functions is pickled.
-
-Preload script of Dask for worker processes of this machine.
+Workers import `process` alone, and load the modules that its tasks name. Tasks are JSON in, JSON out, so that only the
+name of one of our functions is pickled.
 """
 
 import json

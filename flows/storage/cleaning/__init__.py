@@ -1,13 +1,6 @@
-"""Leftovers in an output folder, on a disk or at a URL: listed by kind, and removed if nobody works on them.
+"""Leftovers in an output folder, on a disk or at a URL: listed by kind and state, and removed if nobody works on them.
 
-Leftovers in an output folder: their kinds and states.
-
-Contents at a URL that no folder refers to, from replaced stages and abandoned uploads.
-
-A content is in use if the record of a folder, or of one being published (`flows.storage.publishing`), refers to it. Other
-contents can be removed after a grace period: a machine that needs one again uploads it again.
-
-An output folder on a disk: remains of killed runs, damaged folders that were set aside, and unreferenced stages.
+On a disk, they are remains of killed runs, damaged folders that were set aside, and unreferenced stages:
 
     stages/STAGE/KEY.partial        unfinished: a stage in progress, or one whose run was killed
     stages/STAGE/KEY.old            unfinished: a folder that was being replaced or removed
@@ -15,13 +8,14 @@ An output folder on a disk: remains of killed runs, damaged folders that were se
     luts/DEVICE/part-….damaged      damaged: a part of a look-up table
     stages/STAGE/KEY                a complete stage
 
-Anything else in the folder is not touched. A folder is renamed before its files are removed: even after a kill, every folder
-under a final name is intact.
+Anything else in the folder is not touched. A folder is renamed before its files are removed: even after a kill, every
+folder under a final name is intact.
 
-An output folder at a URL: remains of killed machines, damaged folders set aside, unreferenced stages, and contents.
-
-A stage in progress has a lock there (`flows.storage.leases`), whose holder keeps its partial results while it lives. A complete
-stage is removed by its record, which marks its files as in use; the files are then removed as contents.
+At a URL there are also contents that no folder refers to, from replaced stages and abandoned uploads. A content is in
+use if the record of a folder, or of one being published (`flows.storage.publishing`), refers to it. Other contents can
+be removed after a grace period: a machine that needs one again uploads it again. A stage in progress has a lock at the
+URL (`flows.storage.leases`), whose holder keeps its partial results while it lives. A complete stage is removed by its
+record, which marks its files as in use; the files are then removed as contents.
 """
 
 import os

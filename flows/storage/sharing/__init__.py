@@ -1,14 +1,12 @@
-"""Use of an output folder: one run exclusively, or several workers with locks in a PostgreSQL database.
+"""Use of an output folder: by one run exclusively, or by several workers with locks in a PostgreSQL database.
 
-The locks of a run in its output folder, and their form for a run with exclusive use.
-
-Complete stages that are referred to: by runs, which have a list in their folder, and by the latest nights.
+Complete stages are referred to by runs, which have a list in their folder, and by the latest nights:
 
     runs/KEY/stages.json      the stages of a run, as STAGE/KEY, with keys as their folders have them
 
-A run adds to its list while it works, and reduces the list to its own stages at its end. Earlier stages, from other code or
-inputs, are therefore referred to until the run is complete again. Stages of a night are referred to until the next night of its
-network, which compares look-up tables with them.
+A run adds to its list while it works, and reduces the list to its own stages at its end. Earlier stages, from other
+code or inputs, are therefore referred to until the run is complete again. Stages of a night are referred to until the
+next night of its network, which compares look-up tables with them.
 """
 
 import threading

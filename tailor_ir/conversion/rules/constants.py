@@ -1,8 +1,6 @@
-"""Values that no input of the model reaches are stored in the place of computing them.
+"""Rules for constants: values that no input reaches are stored, equal nodes and constants merged, unread removed.
 
-Running ONNX models by onnxruntime, as they are written or with constants computed first.
-
-Equal nodes, equal constants, and what nobody reads.
+onnxruntime runs models as they are written, or with constants computed first.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,8 +1,9 @@
-"""Operators that are linear in stored weights: how their results and their operands are scaled and shifted by the weights.
+"""Rules for operators that are linear in stored weights: convolutions, and products of matrices with biases.
+
+Weights scale and shift the results and the operands of such operators. Gemm has room for an addition behind a product
+of matrices, and for transposes before it.
 
 Legend: M results, C operands of a convolution, G groups; K operands, N results of a matrix product.
-
-Products of matrices with what is added to them, and with transposes before them: Gemm has room for both.
 """
 
 from dataclasses import dataclass

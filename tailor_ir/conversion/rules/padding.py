@@ -1,6 +1,6 @@
-"""Padding before convolutions and pools, which can pad by themselves.
+"""Rules for padding: convolutions and pools pad by themselves, and lose positions of kernels that no input reaches.
 
-Positions of kernels that no input reaches: on small maps they lie over the padding alone, wherever the kernel stands.
+On small maps such positions lie over the padding alone, wherever the kernel stands.
 """
 
 import numpy as np

@@ -1,8 +1,7 @@
-"""Reshapes and transposes that follow each other, and shapes that are computed although they are known.
+"""Rules for reshapes, transposes and known shapes, for reductions, and for slices, splits and concatenations.
 
-Reductions whose reduced axes are dropped or put back by a node of their own.
-
-Slices, splits and concatenations that belong together.
+Reshapes and transposes that follow each other are merged, and computed shapes that are known are stored. Reductions
+drop or keep their axes without a node of its own. Slices, splits and concatenations that belong together are joined.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""The protocol of methods that adapt, the method without gradients, and steps of an optimiser.
+"""The protocol of methods that adapt, losses and weights of samples without labels, and steps of an optimiser.
 
-Losses and weights of samples without labels. Legend: B batch, K classes.
+Methods without gradients, and methods within a budget of memory, are here, too.
 
-A method that adapts within a budget of memory. Legend: B batch, C channels, H height, W width, K classes.
+Legend: B batch, C channels, H height, W width, K classes.
 """
 
 import copy

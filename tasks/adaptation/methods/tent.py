@@ -1,7 +1,4 @@
-"""Tent. Legend: B batch, K classes.
-
-ROID. Legend: B batch, K classes.
-"""
+"""Methods that adapt by gradients: Tent and ROID. Legend: B batch, K classes."""
 
 import torch
 

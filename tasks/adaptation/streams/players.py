@@ -1,6 +1,6 @@
-"""Methods by their names, as players that answer the batches of a stream. Legend: B batch, K classes.
+"""Players that answer the batches of a stream, one for each method by its name, and the images of the stream.
 
-The images of a stream's measurement: drifting ones of the test split, known ones of the validation split.
+Drifting images are from the test split, known images from the validation split. Legend: B batch, K classes.
 """
 
 import copy

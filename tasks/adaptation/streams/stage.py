@@ -1,7 +1,8 @@
-"""The stage `stream`: one SubNet plays a stream under each method.
+"""The stage `stream`: one SubNet plays a stream under each method; its answers are judged window by window.
+
 After each method its errors, its events and its side file are on disk; a killed stage resumes with the next method.
 
-A method plays a stream: correctness of its answers, window by window. Legend: N images of the stream, B batch.
+Legend: N images of the stream, B batch.
 """
 
 import time

@@ -1,11 +1,8 @@
-"""Atomic writing of files.
+"""Files of stages: atomic writing, quarantine of damaged files, and JSON lines with checksums.
 
-Quarantine: damaged files are moved aside for inspection before new files replace them.
-
-Files of JSON lines that grow while a stage works, each line with its own checksum.
-
-`crc32`, the last member of each line, is the checksum of the line without it. It detects damaged lines even if they still
-parse.
+Damaged files are moved aside for inspection before new files replace them. Files of JSON lines grow while a stage
+works. `crc32`, the last member of each line, is the checksum of the line without it. It detects damaged lines even if
+they still parse.
 """
 
 import fcntl

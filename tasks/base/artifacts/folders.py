@@ -1,16 +1,12 @@
-"""Folders of stages, named by digest, complete or absent, so that a killed run can resume.
+"""Folders of stages, named by digest, complete or absent, so that a killed run can resume, and stores of measurements.
 
 A stage works in `<store>/<stage>/<key>.partial/`; `publish` records the digests of its files and renames the folder to
-`<store>/<stage>/<key>/`. A folder whose files no longer match the record is quarantined, and its stage runs again.
+`<store>/<stage>/<key>/`. A folder whose files no longer match the record is quarantined, and its stage runs again. The
+key contains all settings except fields marked as outside of it.
 
-Digests of values and files, and the record of a folder's files that reveals damage.
-
-The settings that are part of a stage's key: all except fields marked as outside of it.
-
-Measurements of SubNets: lines in a stage's own folder, and a store that stages and runs share.
-
-A stage resumes from its own lines; its folder holds every measurement of its result. Each line is also a record of the store. A
-record's key holds all conditions of the measurement. A stage copies the store's records of a SubNet instead of measuring it.
+Measurements of SubNets are lines in a stage's own folder, and records of a store that stages and runs share. A stage
+resumes from its own lines; its folder holds every measurement of its result. A record's key holds all conditions of the
+measurement. A stage copies the store's records of a SubNet instead of measuring it.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Numbers as short text for people. Nothing here is escaped for HTML.
+"""Text for people: numbers as short text, and the console of all commands.
 
-The console of all commands: text from devices, servers and files cannot control the terminal.
+Nothing here is escaped for HTML. Text from devices, servers and files cannot control the terminal.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,11 @@
-"""Placement of a SubNet's operators on several devices; `joint.json`: SubNets that were chosen together with a placement.
+"""Schemas of SubNets over devices: operators with their implementations, partitions, joint choices, and chosen SubNets.
 
-`operators.json`: every operator of any SubNet; `implementations.json`: the chosen implementations of operators on one
-device.
+operators.json          every operator of any SubNet
+implementations.json    the chosen implementations of operators on one device
+joint.json              SubNets that were chosen together with the devices of their operators
+chosen/DEVICE.json      one SubNet that a rule chose on one device, also the file of `search … --to FILE.json`
 
-The result of a partition as JSON: cuts, and for each bandwidth a plan with other methods' plans.
-
-`chosen/DEVICE.json`, or the file of `search … --to FILE.json`: one SubNet that a rule chose on one device.
+The result of a partition is JSON, too: cuts, and for each bandwidth a plan with other methods' plans.
 """
 
 from typing import Any, ClassVar

@@ -1,6 +1,6 @@
-"""`result.json` of stages whose results others read, and the files of a training beside it.
+"""Schemas of results: `result.json` of stages whose results others read, files of a training, and `stream.json`.
 
-`stream.json`: one SubNet on a stream of images that drift, under each method.
+`stream.json` has one SubNet on a stream of images that drift, under each method.
 """
 
 from typing import Any, ClassVar, TypedDict

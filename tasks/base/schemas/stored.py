@@ -1,9 +1,4 @@
-"""Common base of all schemas: strict records, and files with a version.
-
-SubNets as rows of files.
-
-Errors of predictions against measurements.
-"""
+"""The common base of all schemas: strict records, files with a version, SubNets as rows, and errors of predictions."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""`front.json`: the winners of one device, by prediction (search) or by measurement (refine).
+"""Schemas of winners on one device: the front, measured candidates, comparisons with baselines, and levels.
 
-`measured.json`: SubNets that the refinement timed on one device.
-
-`baselines.json`: the networks that winners are compared with; `compared.json`: both timed on one device.
-
-`levels.json`: each combination of SubNet, exit and format on one device, with its costs, and whether it is worth keeping.
+front.json       the winners, by prediction (search) or by measurement (refine)
+measured.json    SubNets that the refinement timed
+baselines.json   the networks that winners are compared with
+compared.json    winners and baselines, timed on the device
+levels.json      each combination of SubNet, exit and format, with its costs, and whether it is worth keeping
 
 Legend: R rows, D columns.
 """

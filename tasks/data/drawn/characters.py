@@ -1,13 +1,10 @@
-"""Images of characters in front of a ground: the data in memory, and the threads that draw.
+"""Images of characters in front of a ground: masks of characters, grounds, and the threads that draw into memory.
 
-Everything about image number i follows from the seed and i; the classes take turns. Legend: B batch, C channels, H height, W
-width, F fonts, K characters, M side of a mask.
+Everything about image number i follows from the seed and i; the classes take turns. Fonts are the fonts that matplotlib
+ships.
 
-Characters as masks, drawn with the fonts that matplotlib ships.
-
-Legend: F fonts, K characters, M side of a mask in pixels.
-
-The ground behind drawn characters. Legend: B batch, H height, W width, M side of a texture, T textures.
+Legend: B batch, C channels, H height, W width, F fonts, K characters, M side of a mask or a texture in pixels, T
+textures.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""scikit-learn's bundled handwritten digits: 1,797 real 8x8 grey images, nothing downloaded.
+"""scikit-learn's bundled handwritten digits: 1,797 real 8x8 grey images, plain or noisy; nothing is downloaded.
 
-Noisy digits: scikit-learn's handwritten digits, turned, scaled and placed at random, faint, with noise.
+Noisy digits are turned, scaled and moved at random, faint, with noise. Small networks confuse them long before large
+networks do, and a network learns them in a minute. Image number i shows digit i modulo 1,797; all else about the image
+follows from the seed and i. A digit for training is one image, drawn anew in each epoch; all images of the other digits
+are for validation and testing.
 
-Small networks confuse noisy digits long before large ones do, and a network learns them in a minute. Image number i shows
-digit i modulo 1,797; all else about the image follows from the seed and i. A digit for training is one image, drawn anew in
-each epoch; all images of the other digits are for validation and testing.
 Legend: B batch, D draws; positions in an image go from -1 to 1, brightness from 0 to 1.
 """
 

@@ -1,20 +1,18 @@
-"""Glyphs: images of characters in many fonts, drawn on demand, in any number; nothing is downloaded or stored.
+"""Glyphs: images, scenes and pairs of characters in many fonts, drawn on demand; nothing is downloaded or stored.
 
-An image is a character, placed, turned, scaled and sheared at random, over a gradient with a texture and a second, fainter
-character, with noise. Everything about image number i follows from the seed and i; the classes take turns. Legend: B batch, C
-channels, D draws, H height, W width; positions in an image go from -1 to 1, brightness from 0 to 1.
+Everything about image, scene or pair number i follows from the seed and i. An image is a character, moved, turned,
+scaled and sheared at random, over a gradient with a texture and a second, fainter character, with noise; the classes
+take turns.
 
-Scenes of glyphs with masks or boxes: several characters before a ground, a class for each pixel, a box for each character.
+Scenes have masks or boxes: a class for each pixel, a box for each character. A scene has up to `OBJECTS` characters in
+many fonts, each moved, turned, scaled and sheared at random and in its own colour; a later character covers earlier
+characters. Class 0 is the background. The first character of scene i is of class i modulo their number, and is left out
+if that is 0. A box surrounds the visible part of a character. Scenes with masks and with boxes have the same pixels.
 
-A scene has up to `OBJECTS` characters in many fonts, each placed, turned, scaled and sheared at random and in its own colour; a
-later one covers those before it. Class 0 is the background. Everything about scene number i follows from the seed and i. The
-classes take turns: the first character of scene i is of class i modulo their number, and is left out if that is 0. A box
-surrounds the visible part of a character. Scenes with masks and with boxes have the same pixels. Legend: B batch, C channels, H
-height, W width, O characters of a scene; positions in an image go from -1 to 1.
+Pairs are for restoration: with and without noise, or small and large.
 
-Pairs of images of glyphs, for restoration: with and without noise, or small and large.
-
-Everything about pair number i follows from the seed and i. Legend: B batch, C channels, H height, W width.
+Legend: B batch, C channels, D draws, H height, W width, O characters of a scene; positions in an image go from -1 to 1,
+brightness from 0 to 1.
 """
 
 import math

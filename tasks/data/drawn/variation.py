@@ -1,10 +1,9 @@
-"""Random numbers that depend only on a seed and an image's index, for many images at once. Legend: B batch.
+"""Variation of drawn images: random numbers by seed and image index, noise, and squares moved into images.
 
-Noise of drawn images. Legend: B batch, C channels, H height, W width.
+Random numbers depend only on a seed and an image's index, and come for many images at once. Squares are moved, turned,
+scaled and sheared. Positions in an image go from -1 to 1.
 
-Squares that are moved, turned, scaled and sheared into images. Legend: B batch, H height, W width, M side of a square.
-
-Positions in an image go from -1 to 1.
+Legend: B batch, C channels, H height, W width, M side of a square.
 """
 
 from collections.abc import Iterator

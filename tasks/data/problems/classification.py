@@ -1,7 +1,9 @@
-"""Classification: one class for each image. Legend: B batch, K classes, N images.
+"""Classification: one class for each image, or one class for each of several targets.
 
-Classification by several targets, one class each. Legend: B batch, T targets, K classes of all targets, N samples.
-A raw output (B, K) has the logits of all targets side by side. Each target is a distribution of its own.
+A raw output (B, K) of several targets has the logits of all targets side by side. Each target is a distribution of its
+own.
+
+Legend: B batch, T targets, K classes (of all targets), N samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The interface between learning problems and stages. Legend: B batch, N samples, K classes, C channels, H height, W width.
+"""The interface between learning problems and stages, and raw outputs that are maps (B, C, h, w) of any size.
 
-Raw outputs that are maps (B, C, h, w), of any height and width. Legend: B batch, C channels or classes.
+Legend: B batch, N samples, K classes, C channels or classes, H height, W width.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Restoration: images from images, for example denoised or larger. Legend: B batch, C channels, H height, W width, N images.
+"""Restoration: images from images, for example denoised or larger.
 
-Raw outputs (B, C, h, w) are images with values in [0, 1], no larger than the targets. They are enlarged to the targets, which
-stay at the base resolution, or at a multiple of it with super-resolution. The score is the peak signal-to-noise ratio, in
-hundreds of decibels: 0.25 is 25 dB, and a point is 1 dB.
+Raw outputs (B, C, h, w) are images with values in [0, 1], no larger than the targets. They are enlarged to the targets,
+which stay at the base resolution, or at a multiple of it with super-resolution. The score is the peak signal-to-noise
+ratio, in hundreds of decibels: 0.25 is 25 dB, and a point is 1 dB.
+
+Legend: B batch, C channels, H height, W width, N images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Semantic segmentation: the class of each pixel. Legend: B batch, K classes, N images, C channels, H height, W width.
+"""Semantic segmentation: the class of each pixel.
 
-Raw outputs (B, K, h, w) may be of any height and width. They are enlarged to the size of the targets, which stay at the base
-resolution whatever the size of a SubNet's images. All SubNets are therefore judged by the same pixels.
+Raw outputs (B, K, h, w) may be of any height and width. They are enlarged to the size of the targets, which stay at the
+base resolution whatever the size of a SubNet's images. All SubNets are therefore judged by the same pixels.
+
+Legend: B batch, K classes, N images, C channels, H height, W width.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Legend: B batch, T words of the data's length, t words that a SubNet reads, K classes, N texts.
 
-Raw outputs (B, t, K) are logits of the first t words. SubNets of smaller lengths leave further words without an answer, which
-counts as a wrong one; all SubNets are therefore judged by the same words.
+Raw outputs (B, t, K) are logits of the first t words. SubNets of smaller lengths leave further words without an answer,
+which counts as a wrong answer; all SubNets are therefore judged by the same words.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Sounds: events of ten kinds, synthesised on demand, in any number; nothing is downloaded or stored.
+"""Sounds as spectrograms: synthesised events of ten kinds, and the user's WAV files, in one folder per class.
 
-A sound is an event with a random start, length, pitch and loudness, over a fainter event of any kind, in noise that is from 20
-dB softer to 5 dB louder than the event. Legend: B batch, T samples, D draws, P numbers of an event.
+A synthesised sound is an event with a random start, length, pitch and loudness, over a fainter event of any kind, in
+noise that is from 20 dB softer to 5 dB louder than the event. Their number has no limit; nothing is downloaded or
+stored. WAV files are cut into clips of one length, and several channels are averaged; `tasks.data.folders` has the
+layout of folders.
 
-WAV files as spectrograms of clips of one length. Several channels are averaged. Legend: B batch, T samples, D draws.
-
-Folders of WAV files, one for each class (`tasks.data.folders`). Legend: B batch, D draws.
+Legend: B batch, T samples, D draws, P numbers of an event.
 """
 
 import warnings

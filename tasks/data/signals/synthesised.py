@@ -1,20 +1,13 @@
-"""The common part of synthesised signals. Legend: N classes, B batch, C channels, T samples, D draws.
+"""Synthesised signals: sound events as waves, and motions as an accelerometer feels them.
 
-Windows of spectrograms: the stretch of a signal that a column of the image shows.
+Nothing is downloaded or stored. A wave (N, T) is made from the times (N, T) since its start in seconds, negative before
+it, and from numbers (N, P). A motion (N, A, T) of ten kinds is made from times (N, T) in seconds and numbers (N, P), in
+g. Its last axis is vertical, without gravity, unless the kind turns it. Rates and amplitudes are plausible, not
+measured. The device is turned at random by up to 40 degrees, and its sensor adds noise. A column of a spectrogram shows
+a window, a stretch of the signal.
 
-Kinds of sound events, as waves. Legend: N sounds, T samples, P numbers that determine a sound, each in [0, 1).
-
-A wave (N, T) is made from the times (N, T) since its start in seconds, negative before it, and from numbers (N, P).
-
-Kinds of motion, as an accelerometer on the body feels them, in g. Legend: N signals, T samples, P numbers, A three axes.
-
-A motion (N, A, T) is made from times (N, T) in seconds and numbers (N, P) in [0, 1). Its last axis is the vertical one, without
-gravity, unless the kind turns it. Rates and amplitudes are plausible, not measured.
-
-Motion: signals of an accelerometer in ten kinds of motion, synthesised on demand; nothing is downloaded or stored.
-
-The device is turned at random by up to 40 degrees, and its sensor adds noise. Legend: B batch, A three axes, T samples, D
-draws.
+Legend: N signals, sounds or classes, B batch, C channels, T samples, D draws, P numbers that determine a signal, each
+in [0, 1), A three axes.
 """
 
 import math

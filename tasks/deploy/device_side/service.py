@@ -1,9 +1,4 @@
-"""The service of a deployment's folder: start, stop, readiness.
-
-Programs and small files.
-
-The environment that the run time is installed into.
-"""
+"""The service in a deployment's folder (start, stop, readiness), and the environment into which the run time is installed."""
 
 import hashlib
 import json

@@ -1,9 +1,8 @@
-"""The steps of a deployment. Each may be killed at any time: it leaves the device consistent, and the same command resumes.
+"""The steps of a deployment on a device, and their requests on stdin and answers on stdout.
 
-Requests on stdin, answers on stdout.
-
-A request is the length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the file's bytes
-follow. An answer is a line of JSON: {"found": …}, or {"refused": line}, after which the process ends.
+Each step may be killed at any time: it leaves the device consistent, and the same command resumes. A request is the
+length of a JSON text as ten digits, then the text: [step, arguments]. After step `put` the file's bytes follow. An
+answer is a line of JSON: {"found": …}, or {"refused": line}, after which the process ends.
 """
 
 import errno

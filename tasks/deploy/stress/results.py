@@ -1,7 +1,4 @@
-"""Results of a bundle under stress.
-
-A bundle under stress as tables in the terminal.
-"""
+"""Results of a bundle under stress, as records and as tables in the terminal."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,11 +1,10 @@
-"""The stress itself: services, requests at a pace, other processes that come and go, and the resulting decisions.
+"""The stress on a bundle: services, requests at a pace, other processes that come and go, and the resulting decisions.
 
-A bundle as the source of requests: its images, their right answers, and whether a budget fits it.
+The bundle is the source of requests: its images, their right answers, and whether a budget fits it. Its service is a
+process of its own, which ends with this process, however that ends. The environment of the services is the load of
+other processes, and the times of requests.
+
 Legend: N images, C channels, H height, W width.
-
-The environment of the services: the load of other processes, and the times of requests.
-
-A bundle's service as a process of its own, which ends with this process, however that ends.
 """
 
 import os

@@ -1,14 +1,9 @@
-"""Creation of networks of all kinds, with one test run.
+"""Creation of networks of all kinds, with one test run: from ONNX files, Python functions, and checkpoints.
 
-One raw output for networks with several heads: the logits of all heads, side by side.
-
-Networks in ONNX files: checked before use, and reduced to one output if they have several.
+ONNX files are checked before use, and reduced to one output if they have several: the logits of all heads, side by
+side. Checkpoints are .safetensors files or torch files. Only tensors are read from them, and no code is run.
 
 Legend: B batch, K classes of a target.
-
-Networks made by a user's Python function.
-
-Tensors of a checkpoint: a .safetensors file, or a torch file. Only tensors are read, and no code is run.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""The network from which a SuperNet was made, stored beside it: used to name runs that adapt it, and for model cards.
+"""The origin of a SuperNet, stored beside it: its network, and the source and the loading of the network's weights.
 
-Weights of a network: whether it has any, their source, and loading.
+The origin names runs that adapt the SuperNet, and is shown in model cards.
 """
 
 from __future__ import annotations

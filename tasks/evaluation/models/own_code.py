@@ -1,6 +1,6 @@
-"""The user's modules: found in the working folder first, and importable even if a package of AutoTailor has their name.
+"""The user's modules, and the origin of an exception in the user's code, as `FILE:LINE`.
 
-The origin of an exception in the user's code, as `FILE:LINE`.
+Modules are found in the working folder first, and importable even if a package of AutoTailor has their name.
 """
 
 import builtins

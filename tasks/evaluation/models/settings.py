@@ -1,6 +1,6 @@
-"""Settings of the network, and of the SuperNet that is made from it.
+"""Settings of the network and of its SuperNet, and checks of the named network and weights.
 
-Checks of the network and the weights that settings name, without loading a library, in milliseconds.
+The checks load no library and take milliseconds.
 """
 
 import difflib

@@ -1,20 +1,17 @@
-"""Conversion from ONNX to NCNN by pnnx's binary. Each call is a killable child process in a private temporary folder.
+"""Conversion from ONNX to NCNN by pnnx's binary, also of many operators at once, and ONNX models rewritten for ncnn.
 
-One call takes about 0.25 s, nearly all of it start-up. `convert_operators` therefore joins many operators to one graph of
-unconnected parts and splits the result: 1 ms per operator.
+Each call is a killable child process in a private temporary folder. One call takes about 0.25 s, nearly all of it
+start-up. `convert_operators` therefore joins many operators to one graph of unconnected parts and splits the converted
+model into these parts: 1 ms per operator. An NCNN model is a text of layers, and the weights of these layers in order
+(`tasks.evaluation.ncnn.files`).
 
-Joins many operators' ONNX models as unconnected parts of one graph, and splits the converted NCNN model into these parts.
+ncnn has no batch axis. pnnx infers the batch axis from operators such as convolutions, and removes it. A single Softmax
+or Reshape does not reveal the batch axis, so pnnx would keep it, and the operator would differ from the operator in a
+network. Therefore every input first passes a BatchNorm, which marks the batch axis and is removed after the conversion.
 
-ncnn has no batch axis. pnnx infers the batch axis from operators such as convolutions, and removes it. A single Softmax or
-Reshape does not reveal the batch axis, so pnnx would keep it, and the operator would differ from the one in a network.
-Therefore every input first passes a BatchNorm, which marks the batch axis and is removed after the conversion.
-
-An NCNN model is a text of layers, and the weights of these layers in order (`tasks.evaluation.ncnn.files`).
-
-Average pooling with `ceil_mode`, rewritten such that ncnn and ONNX compute the same.
-
-ncnn divides by the whole kernel, but ONNX by the part of the kernel over the map. Kernels are no larger than their padded maps:
-SubNets are written in this way (`tailor_ir/ops/pooling.py`).
+Average pooling with `ceil_mode` is rewritten such that ncnn and ONNX compute the same: ncnn divides by the whole
+kernel, but ONNX by the part of the kernel over the map. Kernels are no larger than their padded maps: SubNets are
+written in this way (`tailor_ir/ops/pooling.py`).
 """
 
 import importlib.util

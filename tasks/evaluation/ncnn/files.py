@@ -1,9 +1,8 @@
-"""NCNN's two files: `.param`, a text of layers, and `.bin`, their weights in order, without names.
+"""NCNN's two files, and the choice of kernels for its convolutions by masks at the layers of a file.
 
-The choice of kernels for ncnn's convolutions: a mask at each layer of a file switches kernels off.
-
-ncnn prefers Winograd's algorithm (3x3, stride 1), then matrix products (sgemm), then its direct convolution, regardless of the
-sizes. The preferred kernel can be several times slower than another.
+The files are `.param`, a text of layers, and `.bin`, their weights in order, without names. A mask switches kernels
+off. ncnn prefers Winograd's algorithm (3x3, stride 1), then matrix products (sgemm), then its direct convolution,
+regardless of the sizes. The preferred kernel can be several times slower than another.
 """
 
 import re

@@ -1,11 +1,8 @@
-"""Accuracies of SubNets with every layer in int8, each with ranges of its own, computed by onnxruntime on this machine.
+"""SubNets in int8, with ranges of their own for every layer, and their accuracies, computed by onnxruntime.
 
-Predictions from int8 accuracies work as in fp32: the sensitivities of int8 are those of the largest SubNet with one variable
-changed at a time, in int8 (`tasks.prediction.accuracy.sensitivities`).
-
-Accuracy of a network in an ONNX file, as onnxruntime computes it.
-
-One SubNet in int8. The most sensitive layers stay in fp32: as few as the bound on accuracy permits.
+The most sensitive layers stay in fp32: as few as the bound on accuracy permits. Predictions from int8 accuracies work
+as in fp32: the sensitivities of int8 are measured in int8, on the largest SubNet with one variable changed at a time
+(`tasks.prediction.accuracy.sensitivities`).
 """
 
 import tempfile

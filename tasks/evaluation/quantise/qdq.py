@@ -1,20 +1,15 @@
 """QDQ files by onnxruntime: int8 weights per channel and symmetric, uint8 activations whose ranges come from images.
 
-A QDQ file has each tensor in int8 between QuantizeLinear and DequantizeLinear; runtimes fuse these pairs into the operators
-around them.
+A QDQ file has each tensor in int8 between QuantizeLinear and DequantizeLinear; runtimes fuse these pairs into the
+operators around them.
 
-Guards that keep layers of QDQ files in fp32 in onnxruntime.
+Guards keep layers in fp32. Between DequantizeLinear and QuantizeLinear, with or without a Relu or Clip, onnxruntime
+computes a convolution in int8 even if its weights are fp32: it quantises them itself. A LeakyRelu of slope 1 behind the
+convolution prevents this. It changes no number, and runtimes fuse it into the convolution.
 
-Between DequantizeLinear and QuantizeLinear, with or without a Relu or Clip, onnxruntime computes a convolution in int8 even if
-its weights are fp32: it quantises them itself. A LeakyRelu of slope 1 behind the convolution prevents this. It changes no
-number, and runtimes fuse it into the convolution.
-
-The nodes of an ONNX model that are computed in int8.
-
-Models in int8 that are only timed: their ranges come from one random input, since times do not depend on numbers.
-
-Their weights are those of the network: when it loads a file, a runtime arranges int8 weights for its kernels, but not numbers
-that are computed in the model.
+Models that are only timed have ranges from one random input, since times do not depend on numbers. Their weights are
+the network's: when it loads a file, a runtime arranges int8 weights for its kernels, but not numbers that are computed
+in the model.
 """
 
 import tempfile

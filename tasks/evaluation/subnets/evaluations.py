@@ -1,14 +1,9 @@
-"""Single networks: their answers, accuracy, and BatchNorm statistics.
+"""Evaluations of networks: answers, accuracy and BatchNorm statistics, of single networks and of many SubNets.
+
+Groups of SubNets with common first steps are evaluated together in threads of this process. Each accuracy is written as
+soon as it is known, here and in the store that stages share. A SuperNet's ends are its largest and smallest SubNets.
 
 Legend: B batch, C channels, H height, W width, K classes.
-
-Groups of SubNets with common first steps, evaluated together in threads of this process.
-
-Legend: B batch, C channels, H height, W width.
-
-Accuracies of many SubNets, each written as soon as it is known, here and in the store that stages share.
-
-Accuracy of a SuperNet's largest and smallest SubNets.
 """
 
 import math

@@ -1,12 +1,9 @@
-"""Images for evaluating SubNets, and interfaces for evaluation in another precision or in other processes.
+"""Images for evaluating SubNets, the device on which torch computes, and interfaces for other precisions and processes.
+
+Another process loads the same images by the settings of a recipe. Stored BatchNorm statistics of SubNets are valid as
+long as recomputation would give the same.
 
 Legend: B batch, C channels, H height, W width.
-
-Settings with which another process loads the images of an evaluation.
-
-Stored BatchNorm statistics of SubNets, valid as long as recomputation would give the same.
-
-The device on which torch computes.
 """
 
 import copy

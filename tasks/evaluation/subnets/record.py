@@ -1,6 +1,6 @@
-"""The accuracy of one network, and its line in a file. Legend: K classes, N samples.
+"""The accuracy of one network as a line in a file, and confusions between classes on samples of the test split.
 
-Confusions between classes by a network, on samples of the test split. Legend: K classes.
+Legend: K classes, N samples.
 """
 
 import base64

@@ -1,12 +1,9 @@
-"""Files by which SubNets of a bundle adapt their BatchNorm statistics on the device.
+"""Further files of a bundle: samples for BatchNorm adaptation, block segments, and the calibration sample.
 
-Legend: N images, A labelled images, C channels, H height, W width, K classes.
+With the block segments, a device assembles SubNets that were never exported. The calibration sample has images in the
+shapes of the bundle's SubNets, with torch's answers.
 
-The block segments of a bundle, from which a device assembles SubNets that were never exported.
-
-The calibration sample of a bundle: images in the shapes of its SubNets, with torch's answers.
-
-Legend: N samples, C channels, H height, W width.
+Legend: N samples or images, A labelled images, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Further formats of a bundle's SubNets: their files, their runs on the device, and their costs and accuracy.
+"""Further formats of a bundle's SubNets, with files, runs, costs and accuracy, and the rows of SubNets in the manifest.
 
-The row of one SubNet in a bundle's manifest, from its model card and its policy.
+The row of a SubNet comes from its model card and its policy.
 """
 
 import shutil

@@ -1,16 +1,12 @@
-"""The stage: rows of all combinations, the exact front over all columns, and the rows that some state of the device prefers.
+"""The stage of operating points: rows of SubNet, exit and format, the exact front over all columns, and the kept rows.
 
-Each cost of a row is a sum over operators, by the tables of its own format (`tasks.prediction`). The SubNets are the winners of
-the device that has the bundle, as predicted or as measured.
-
-A device of the run as one level: the format of its files, and the predictors of SubNets' costs in this format.
+A row is kept if some state of the device prefers it. Each cost of a row is a sum over operators, by the tables of its
+own format (`tasks.prediction`). The SubNets are the winners of the device that has the bundle, as predicted or as
+measured. A device of the run is one level: the format of its files, and the predictors of SubNets' costs in this
+format. Exits are measured on one device. In another format, a SubNet's exits are assumed to become slower and less
+accurate like the whole SubNet.
 
 Legend: n SubNets, V variables.
-
-Rows of one whole SubNet and of its exits, in the measured format and in others.
-
-Exits are measured on one device. In another format, a SubNet's exits are assumed to become slower and less accurate like the
-whole SubNet.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

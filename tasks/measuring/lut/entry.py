@@ -1,7 +1,4 @@
-"""The records of a look-up table: a device, and one operator measured on it; their columns in Parquet.
-
-JSON types of answers about look-up tables.
-"""
+"""The records of a look-up table: a device and one operator measured on it; columns in Parquet, answers in JSON."""
 
 import json
 import math

@@ -1,11 +1,8 @@
-"""The look-up table of one device: an entry for each measurement of an operator, in a folder of Parquet parts.
+"""The look-up table of one device in a folder of Parquet parts, and a store with one folder per device.
 
-Parquet parts in one folder: written atomically by any number of processes, and compacted while others read.
-
-There are no locks. Names are unique; rows carry their time, so repeated rows do no harm; a part is removed only when another
-part with its rows is safely on disk.
-
-A store of look-up tables: one folder per device, shared by networks, runs and processes.
+A table has an entry for each measurement of an operator; networks, runs and processes share the store. Any number of
+processes write parts atomically, and compact them while others read. There are no locks. Names are unique; rows carry
+their time, so repeated rows do no harm; a part is removed only when another part with its rows is safely on disk.
 """
 
 import hashlib

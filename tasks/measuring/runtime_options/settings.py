@@ -1,7 +1,4 @@
-"""Settings of the stage "engine".
-
-`engine.json`: the options with which a device's runtime runs whole networks, and how they were chosen.
-"""
+"""Settings of the stage "engine", and `engine.json`: the chosen runtime options of a device, and their trials."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self

@@ -1,15 +1,13 @@
 """Stage "engine": the options with which a device's runtime runs whole networks, chosen by measurement.
 
-The largest SubNet, the smallest and a few random ones are timed under every choice of every option, each beside the current
-engine. Later stages run all models with the chosen engine.
+The largest SubNet, the smallest and a few random SubNets are timed under every choice of every option, each beside the
+current engine. Later stages run all models with the chosen engine. A check compares the outputs of a model under both
+engines.
 
-The choice of an engine by greedy descent: in each step, the choice that gains most changes the engine.
-
-Every choice of every open option is timed beside the current engine. Clearly slower choices are not timed to the end. The
-best choice is kept if it gains enough; its option is settled, and the other options are tried again with the new engine, since
-the gain of one option may depend on another. The descent ends when no choice gains enough.
-
-Whether a model gives the same outputs under another engine.
+The choice is a greedy descent: in each step, the choice that gains most changes the engine. Clearly slower choices are
+not timed to the end. The best choice is kept if it gains enough; its option is settled, and the other options are tried
+again with the new engine, since the gain of one option may depend on another. The descent ends when no choice gains
+enough.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

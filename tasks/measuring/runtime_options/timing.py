@@ -1,10 +1,9 @@
-"""Engines timed side by side on a device. Each row of times is a JSON line, so that a killed stage can resume.
+"""Engines timed side by side on a device, and the comparison whether one engine is faster than another.
 
-Whether one engine is faster than another, from times in pairs.
-
-Both engines run a SubNet within seconds of each other, so that disturbances of the device slow both; the ratio of their times
-is a pair. The result is the geometric mean over SubNets of the median over rounds. The interval comes from a bootstrap within
-each SubNet (Efron and Tibshirani 1993, chapter 13), because the set of compared SubNets is fixed.
+Each row of times is a JSON line, so that a killed stage can resume. Both engines run a SubNet within seconds of each
+other, so that disturbances of the device slow both; the ratio of their times is a pair. The result is the geometric
+mean over SubNets of the median over rounds. The interval comes from a bootstrap within each SubNet (Efron and
+Tibshirani 1993, chapter 13), because the set of compared SubNets is fixed.
 """
 
 import math

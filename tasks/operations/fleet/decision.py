@@ -1,24 +1,12 @@
-"""The decisions of a roll-out, as pure functions of telemetry: which devices are next, and whether to wait, go on or halt.
+"""The decisions of a roll-out, as pure functions of telemetry: the next devices; wait, go on, halt, or ask.
 
-A randomisation test that may look again and again, with an error probability that holds over all looks together.
+For each measure, a stage asks two questions: is the bundle worse than tolerated, and is it surely not harmful? A
+randomisation test may look again and again, with an error probability that holds over all looks together. The devices
+that get the bundle next are drawn at random within each kind, so that they differ from the others by chance alone.
+Telemetry of requests is sums, and each device is compared with itself.
 
-Legend: R roll-outs, B divisions of the devices (the first one is the real one), N devices.
-
-The devices that get the bundle next: drawn at random within each kind, so that they differ from the others by chance alone.
-
-Legend: F devices of the fleet, N devices that a stage compares, K kinds.
-
-Telemetry of requests as sums, and how much worse each device has become compared with itself.
-
-Legend: R roll-outs, N devices.
-
-The two questions of a stage, for each measure: is the bundle worse than tolerated, and is it surely not harmful?
-
-Legend: R roll-outs, N devices, M measures.
-
-Wait, go on, halt, or ask a person: the decision from a stage's telemetry so far.
-
-Legend: N devices that the stage compares, W windows.
+Legend: R roll-outs, B divisions of the devices (the first one is the real one), N devices that a stage compares, F
+devices of the fleet, K kinds, M measures, W windows.
 """
 
 import math

@@ -1,12 +1,7 @@
 """The registry of devices, bundles and roll-outs, in a database: SQLite by default, PostgreSQL by its address.
 
-The tables of a registry. Times are seconds since 1970, UTC; tokens are stored only as their sha256.
-
-Upgrades from earlier schemas to that of `tasks.operations.fleet.registry`, in the transaction that opens it.
-
-All rows are kept.
-
-The database of a registry: created if new, upgraded if old, refused if its schema is a later one.
+The database is created if new, upgraded if old, and refused if its schema is later than ours. Upgrades run in the
+transaction that opens it, and keep all rows. Times are seconds since 1970, UTC; tokens are stored only as their sha256.
 """
 
 from collections.abc import Iterator

@@ -1,19 +1,12 @@
-"""Services of a fleet: the registry, where devices enrol, report, and fetch bundles; and the relay that they pull from.
+"""Services of a fleet: the registry, where devices enrol, report and fetch bundles, and the relay that they pull from.
 
-The caller of a fleet's service: the token of a request, and the refusals if the registry cannot admit it.
+A request's token names its caller. Threads query the registry's database, so that the event loop that serves devices
+never waits for it. A running registry decides on roll-outs when a window is over; its metrics are devices, recent pulls
+and roll-outs. Everything beyond the registry's routes is done on its own machine, by `autotailor fleet`.
 
-The current state of a registry as metrics: devices, recent pulls, roll-outs.
-
-Threads that query a registry's database, so that the event loop that serves devices never waits for it.
-
-The meeting point of all devices of a registry and their clients: `autotailor fleet relay`.
-
-Each device pulls with its own token, as from a relay of its own. Clients have another token, and name the device in their
-address: http://HOST:PORT/devices/DEVICE is the address of an agent.
-
-The routes of a registry. Everything else is done on its own machine, by `autotailor fleet`.
-
-A running registry: serves devices, and decides on roll-outs when a window is over.
+`autotailor fleet relay` is the meeting point of all devices of a registry and their clients. Each device pulls with its
+own token, as from a relay of its own. Clients have another token, and name the device in their address:
+http://HOST:PORT/devices/DEVICE is the address of an agent.
 """
 
 import asyncio

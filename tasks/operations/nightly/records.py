@@ -1,8 +1,7 @@
-"""The record of a night: one file that is written once and never changed.
+"""Records of nights, one file each in an output folder, and the settings of a night.
 
-Settings of a night: the latencies that are timed anew, the tolerances, and the actions that follow.
-
-The nights of an output folder: one file each, written atomically, so a killed night leaves the earlier ones unchanged.
+A record is written once, atomically, and never changed, so a killed night leaves earlier nights unchanged. Settings are
+the latencies that are timed anew, the tolerances, and the actions that follow.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,10 +1,7 @@
-"""The parts of a planned SubNet as files with a manifest: run one after the other, they equal the whole SubNet.
+"""The parts of a planned SubNet as ONNX and ncnn files with a manifest: one after the other, they equal the SubNet.
 
-Groups of a SubNet's operators as ONNX files, checked: run one after the other, they equal the whole SubNet.
-
-Parts of a SubNet as files of ncnn beside those of ONNX, checked in ncnn itself: together they are the whole SubNet.
-
-Blobs are named like values, so that a device with ncnn reads and gives the same values as a device with ONNX files.
+Parts are groups of the SubNet's operators. ONNX files are checked, and ncnn files in ncnn itself. Blobs are named like
+values, so that a device with ncnn reads and gives the same values as a device with ONNX files.
 """
 
 import tempfile

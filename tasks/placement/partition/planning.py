@@ -1,7 +1,4 @@
-"""Plans for one SubNet, from tables, links and limits.
-
-The tables of devices in the output folder of a finished run, in the form that the search reads.
-"""
+"""Plans for one SubNet, from tables, links and limits; the tables are from the output folder of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""From a SuperNet to the content of the page. Nothing is executed: sizes and costs follow from the axes.
+"""The content of a SuperNet's page, as plain data. Nothing is executed: sizes and costs follow from the axes.
 
-The content of the page, as plain data. Every number is of the largest or the smallest SubNet, batch 1.
+Every number is of the largest or the smallest SubNet, batch 1.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,13 +1,12 @@
-"""Baselines in two steps: `choose` finds and evaluates them once for all devices, `compare_on` times them on one device.
+"""The stage of baselines: networks chosen and evaluated once for all devices, timed on each, and compared with winners.
 
-Winners of the search are evaluated and timed again beside the baselines, so that both sides have the same images and the
-same load on the device.
+Winners of the search are evaluated and timed again beside the baselines, so that both sides have the same images and
+the same load on the device.
 
-The gain of winners over baselines, computed from measured points.
-
-A point is a network with its latency and two accuracies. Networks are chosen by the first (validation images) and judged by
-the second (test images), so that luck in choosing gains nothing. A budget takes the point with the best validation accuracy
-within the budget; the *picks* are the points that some budget takes.
+The gain of winners is computed from measured points. A point is a network with its latency and two accuracies. Networks
+are chosen by the first (validation images) and judged by the second (test images), so that luck in choosing gains
+nothing. A budget takes the point with the best validation accuracy within the budget; the *picks* are the points that
+some budget takes.
 """
 
 from collections.abc import Mapping, Sequence

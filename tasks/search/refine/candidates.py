@@ -1,17 +1,14 @@
-"""The best SubNets by prediction around the winners of a search.
-
-Estimates for SubNets from measurements of similar SubNets: a Gaussian process over the sensitivities of their choices.
+"""The candidates of a refinement: the best SubNets by prediction around winners, and estimates from measurements.
 
 The accuracy predictor adds sensitivities of the largest SubNet. Far from the largest SubNet the sum is wrong, since two
-modifications together cost more than their sum, or less. A Gaussian process (Rasmussen and Williams, *Gaussian Processes for
-Machine Learning*, 2006; Matérn kernel, ν = 5/2) learns the accuracies of SubNets that were not evaluated. The coordinates of a
-SubNet are the losses that its choices cost. SubNets with similar losses are therefore similar, variables without effect do not
-count, and three hyperparameters are enough for any number of variables. Each estimate comes with its standard deviation.
+modifications together cost more than their sum, or less. A Gaussian process (Rasmussen and Williams, *Gaussian
+Processes for Machine Learning*, 2006; Matérn kernel, ν = 5/2) learns the accuracies of SubNets that were not evaluated.
+The coordinates of a SubNet are the losses that its choices cost. SubNets with similar losses are therefore similar,
+variables without effect do not count, and three hyperparameters are enough for any number of variables. Each estimate
+comes with its standard deviation.
 
-The same process smooths latencies: the smallest of hundreds of measured latencies are small by luck, and the latencies of
-similar SubNets correct them.
-
-The candidates of a refinement: candidates of each budget, and the search for further candidates.
+The same process smooths latencies: the smallest of hundreds of measured latencies are small by luck, and the latencies
+of similar SubNets correct them.
 """
 
 import warnings

@@ -1,11 +1,10 @@
-"""Candidates with measured latency and accuracy, and the best candidate within a budget.
+"""Candidates with measured latency and accuracy, the best within each budget, and budgets moved to the measured front.
 
-Budgets that the search made, moved to SubNets of the measured front.
-
-The search makes budgets from predictions, at equal ratios. By measurement some are useless: their winner is that of a smaller
-budget, or no SubNet keeps them. Each of these is moved to a SubNet of the measured front that no other budget has: to the one
-that adds most to the area under the front (latency as its logarithm). They are moved one after the other: greedy, as in
-Guerreiro, Fonseca and Paquete, Evolutionary Computation 24 (2016). Budgets that a user gave are never moved.
+The search makes budgets from predictions, at equal ratios. By measurement some are useless: they share the winner of a
+smaller budget, or no SubNet keeps them. Each useless budget is moved to a SubNet of the measured front that no other
+budget has: to the SubNet that adds most to the area under the front (latency as its logarithm). They are moved one
+after the other: greedy, as in Guerreiro, Fonseca and Paquete, Evolutionary Computation 24 (2016). Budgets that a user
+gave are never moved.
 """
 
 import math

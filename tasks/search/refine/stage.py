@@ -1,15 +1,14 @@
-"""The first half of a refinement: candidates are found, and timed on the device, or on all devices of one search.
+"""The stage of refinement: candidates are found, timed on the device and evaluated; measurements choose winners.
 
-Every measured SubNet is a candidate for every budget that it keeps. The candidates of a budget are the best SubNets by
-prediction around the search's winner (`candidates`). Candidates are measured in rounds. From the second round on, the earlier
-measurements guide the search for candidates: predicted latencies are multiplied by their measured error, which near a winner is
-one factor, and accuracies are learned (`learned`). A budget that no candidate keeps gets more candidates.
+One search may have several devices. Every measured SubNet is a candidate for every budget that it keeps. The candidates
+of a budget are the best SubNets by prediction around the search's winner (`candidates`). Candidates are measured in
+rounds. From the second round on, the earlier measurements guide the search for candidates: predicted latencies are
+multiplied by their measured error, which near a winner is one factor, and accuracies are learned (`candidates`). A
+budget that no candidate keeps gets more candidates.
 
 Among many candidates, the luckiest measurement would win. A winner must therefore keep its budget by its own
-measurement and by its latency smoothed over similar SubNets. It is measured again before it counts; if it then misses the
-budget, the next best candidate is the winner. Budgets that the search made are moved if they are useless (`budgets`).
-
-The second half of a refinement: the timed candidates are evaluated, and measurements choose the winners.
+measurement and by its latency smoothed over similar SubNets. It is measured again before it counts; if it then misses
+the budget, the next best candidate is the winner. Budgets that the search made are moved if they are useless (`known`).
 """
 
 import math

@@ -1,11 +1,10 @@
-"""Checkpoints: one .safetensors file with weights, buffers and optimiser state, and JSON in its header.
+"""Checkpoints and the history of a training, and the better weights of a fine-tuned SuperNet.
 
-The file is written atomically, with a checksum of its tensors, so that training never resumes from a damaged one. Random
-numbers need no state of their own: data order, augmentation, SubNets and dropout are all drawn from (seed, step).
-
-The history of a training: one JSON line per step; ranks append to it, and the launcher follows it.
-
-The better weights of a fine-tuned SuperNet: those after fine-tuning, or those before if it did harm.
+A checkpoint is one .safetensors file with weights, buffers and optimiser state, and JSON in its header. It is written
+atomically, with a checksum of its tensors, so that training never resumes from a damaged file. Random numbers need no
+state of their own: data order, augmentation, SubNets and dropout are all drawn from (seed, step). The history has one
+JSON line per step; ranks append to it, and the launcher follows it. The better weights are the weights after
+fine-tuning, or the weights before it if it did harm.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The job that a launcher passes to its workers, as one JSON file.
+"""The job that a launcher passes to its workers, as one JSON file, and the phases of its training.
 
-The phases of a training: each has a strategy, a number of epochs, and its own rise and fall of the learning rate.
+Each phase has a strategy, a number of epochs, and its own rise and fall of the learning rate.
 """
 
 from collections.abc import Sequence

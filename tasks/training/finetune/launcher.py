@@ -1,6 +1,6 @@
-"""Start torchrun, or a single rank, as a child process; follow its progress; report in one line why it ended.
+"""The launcher of a training: starts torchrun, or a single rank, as a child process, and follows its progress.
 
-The GPUs of this node, and how many processes they fit.
+It knows the GPUs of this node and how many processes they fit, and reports in one line why the child ended.
 """
 
 import os

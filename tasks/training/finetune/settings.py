@@ -1,8 +1,8 @@
-"""Settings of training, shared by the base network and the SuperNet.
+"""Settings of training, of base network and SuperNet, and of the first of two stages; mixup and CutMix of batches.
 
-Mixup and CutMix of micro-batches. Legend: B batch, C channels, H height, W width, K classes.
+The first stage has the part of the network, and the data it is trained on before the whole is tuned.
 
-Settings of the first of two stages: the part of the network, and the data it is trained on before the whole is tuned.
+Legend: B batch, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations

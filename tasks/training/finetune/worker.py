@@ -1,8 +1,10 @@
-"""One rank of a training, by torchrun, or directly if it is the only one: `-m tasks.training.finetune.worker JOB.json MEETING`.
+"""One rank of a training, started by torchrun, or directly if it is the only rank.
 
-The ranks of one machine find each other through a file in folder MEETING, those of several machines through torchrun; their
-signs of life are in the folder, too. Standard input is a pipe from the launcher; it closes when the launcher is gone, and the
-rank then ends, too.
+    python -m tasks.training.finetune.worker JOB.json MEETING
+
+The ranks of one machine find each other through a file in folder MEETING, the ranks of several machines through
+torchrun; their signs of life are in the folder, too. Standard input is a pipe from the launcher; it closes when the
+launcher is gone, and the rank then ends, too.
 """
 
 import os

@@ -3,10 +3,10 @@
     plan = training_memory.plan(module, x, budget_mib=300, optimiser=optimiser)
     loss = training_memory.step(plan, module, x, loss_function, optimiser, target)
 
-A plan takes a module apart into spans, and keeps of each what is fastest within the budget: see `recipes` for the
-means. Means after CrowdHMTware §III-C2; each is public knowledge: recomputation (Chen et al., arXiv 1604.06174), few
-bits (ActNN, ICML 2021; Gist, ISCA 2018), swapping (vDNN, MICRO 2016), updates inside the backward pass (LOMO, ACL
-2024).
+A plan takes a module apart into spans, and keeps the values of each span in the fastest way within the budget: see
+`recipes` for the means. Means after CrowdHMTware §III-C2; each is public knowledge: recomputation (Chen et al., arXiv
+1604.06174), few bits (ActNN, ICML 2021; Gist, ISCA 2018), swapping (vDNN, MICRO 2016), updates inside the backward pass
+(LOMO, ACL 2024).
 """
 
 from tasks.training.memory.execution import step

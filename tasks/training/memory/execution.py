@@ -1,7 +1,4 @@
-"""Runs the instructions of a training step: the forward pass without autograd, then the backward pass.
-
-Training steps by a plan.
-"""
+"""Training steps by a plan: their instructions run, the forward pass without autograd, then the backward pass."""
 
 from collections.abc import Callable
 from typing import Any

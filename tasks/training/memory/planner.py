@@ -1,6 +1,6 @@
-"""Plans of training steps: for a network, a batch and a budget, the fastest way to stay within the budget.
+"""Plans of training steps: for a network, a batch and a memory budget, the fastest way to stay within the budget.
 
-The fastest recipes for the spans of a network within a budget of memory, by dynamic programming along the spans.
+Dynamic programming along the spans of the network finds the fastest recipes.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,9 @@
-"""How activations get from the forward pass to the backward pass, for one span of a network.
+"""Recipes for the spans of a network: the values kept for the backward pass, and the costs of operators in a step.
 
-A *span* is a run of operators that one tensor enters and one tensor leaves. Its *recipe* says what is kept for the
-backward pass.
-
-What each operator of a network costs in a training step: seconds and transient bytes, by one run of each alone.
-
-Operators of equal arguments are run once. Inputs are random numbers, so nothing of the size of a whole step is ever
-in memory.
+A *span* is a run of operators that one tensor enters and one tensor leaves. Its *recipe* says how activations get from
+the forward pass to the backward pass. Costs are seconds and transient bytes, by one run of each operator alone;
+operators of equal arguments are run once. Inputs are random numbers, so nothing of the size of a whole step is ever in
+memory.
 """
 
 import os

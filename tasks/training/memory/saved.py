@@ -1,11 +1,8 @@
-"""Plain steps of torch within a budget of memory: what autograd saves waits on disk, as far as the budget asks for it.
+"""Plain steps of torch within a budget of memory: tensors saved by autograd wait on disk, as far as necessary.
 
-What autograd saves for the backward pass waits on disk; gradients are those of plain torch, bit by bit.
-
-Works for every network and every shape, since nothing is known of the network: torch hands over each tensor that an
-operator saves, and asks for it in the backward pass.
-
-How much of what autograd saves may stay in memory within a budget, found by trying a step out.
+Gradients equal plain torch's, bit by bit. This works for every network and every shape, since nothing is known of the
+network: torch hands over each tensor that an operator saves, and asks for it in the backward pass. Trial steps find how
+much of the saved tensors may stay in memory.
 """
 
 import time

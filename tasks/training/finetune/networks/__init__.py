@@ -1,6 +1,6 @@
-"""Networks in training, one class for each way of training; each defines what a step trains, and its losses.
+"""Networks in training, one class for each way of training; each defines the trained part of a step, and its losses.
 
-The network of a phase of a job, with the job's initial weights.
+`open_network` gives the network of a phase of a job, with the job's initial weights.
 """
 
 from torch import nn

@@ -1,14 +1,9 @@
-"""Training of exits, all of a SubNet in one forward pass: jointly, part by part, or their heads alone.
+"""A SuperNet whose exits are trained, all of a SubNet in one forward pass: jointly, part by part, or their heads alone.
 
-The trained and the constant parts of a network with exits.
-
-Judges of exits: they measure exits on validation images and decide how the training goes on.
+Each phase has trained and constant parts of the network. Judges measure exits on validation images and decide how the
+training goes on.
 
 Legend: B batch, C channels, H height, W width, K classes.
-
-A SuperNet whose exits are trained. Legend: B batch, C channels, H height, W width, K classes.
-
-The network of a phase that trains exits.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,8 @@
-"""Interfaces between the training loop and a network. Legend: B batch, C channels, H height, W width, K classes.
+"""Interfaces between the training loop and a network, and the user's frozen network inside a SuperNet.
 
-The user's network inside a SuperNet of which only alternatives are trained: its weights do not change.
+The weights of the frozen network do not change: only alternatives are trained.
+
+Legend: B batch, C channels, H height, W width, K classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

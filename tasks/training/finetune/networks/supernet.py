@@ -1,12 +1,10 @@
-"""A SuperNet whose SubNets are trained one after the other. Legend: B batch, C channels, H height, W width, K classes.
+"""Networks in training: a SuperNet with its SubNets one after the other, a plain network, and branches by distillation.
 
-A plain network in training: a SuperNet with one SubNet, itself.
+SubNets of a step are drawn from (seed, step), so all ranks and a resumed run draw the same. A plain network is a
+SuperNet with one SubNet, itself. In branch-wise distillation, each alternative by itself learns to reproduce the part
+of the original network that it replaces. Source: AdaptiveNet (MobiCom 2023) §4.2.
 
-Branch-wise distillation: each alternative by itself learns to reproduce the part of the original network that it replaces.
-
-Legend: B batch, C channels, H height, W width. Source: AdaptiveNet (MobiCom 2023) §4.2.
-
-The SubNets that a step trains: drawn from (seed, step), so all ranks and a resumed run draw the same.
+Legend: B batch, C channels, H height, W width, K classes.
 """
 
 import math

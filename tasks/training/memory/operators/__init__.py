@@ -1,7 +1,4 @@
-"""What each operator needs of the forward pass in the backward pass, and its gradient from that.
-
-Which operator has which rule.
-"""
+"""Rules of operators: the needs of each operator in the backward pass, and its gradient from them."""
 
 from collections.abc import Sequence
 

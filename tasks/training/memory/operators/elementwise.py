@@ -1,8 +1,7 @@
-"""Sums, products and dropout.
+"""Rules of elementwise operators and views: sums, products, dropout, ReLU and its like, and changes of order.
 
-ReLU and its like, whose backward pass asks only whether a gradient passes.
-
-Views, and operators that only put values in another order.
+The backward pass of ReLU and its like asks only whether a gradient passes. Views, like other changes of order, only put
+values elsewhere.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""What a rule of an operator is.
+"""The rule of an operator: its record, and the default for operators without a rule of their own.
+
+The default needs all inputs of the operator, and runs it again under autograd.
 
 Legend of the package: B batch, C channels, H height, W width, I inputs, O outputs.
-
-The rule of an operator without one of its own: it needs all its inputs, and runs again under autograd.
 """
 
 from collections.abc import Callable, Sequence

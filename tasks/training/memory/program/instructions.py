@@ -1,10 +1,8 @@
-"""Instructions of a step, and what they follow from.
+"""Instructions of a training step, and the facts from which they follow: needs of spans, living tensors, and transfers.
 
-Bytes and seconds of a program before it runs: which tensors are alive, and what the disk is doing meanwhile.
-
-What the backward pass of a span needs, and which of that is computed again.
-
-Values of a span: computed, put aside, brought back and freed.
+The backward pass of a span has needs, some of which are computed again. Values of a span are computed, put aside,
+brought back and freed. Bytes and seconds of a program are known before it runs, from the tensors that are alive and the
+work of the disk.
 """
 
 import math

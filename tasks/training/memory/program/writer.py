@@ -1,6 +1,6 @@
-"""The instructions of a span, forward and backward, by its recipe.
+"""The instructions of a span, forward and backward, by its recipe, with the gradients inside the span.
 
-Gradients inside a span: which tensor each is, and where it waits.
+Each gradient is a tensor with a place in which it waits.
 """
 
 from collections.abc import Iterable
