@@ -34,7 +34,7 @@ from tasks.evaluation.ncnn.conversion import convert
 from tasks.measuring.jobs import ncnn_job
 from tasks.measuring.runtime_options import stage as engine
 from tasks.measuring.runtime_options.settings import ChosenEngine, Settings
-from tasks.measuring.subnets import implementations_of
+from tasks.measuring.subnets import LeasedDevice, implementations_of
 
 NETWORKS = ("resnet18@32", "mobilenetv2", "mobilenetv3", "resnet50", "deit_tiny_patch16_224")
 MEASURED_DEVICES = ("ncnn", "ncnn_bf16", "onnxruntime", "openvino", "openvino_bf16")
@@ -108,7 +108,8 @@ def _contender(network: str, device: str, client: AgentClient, work: Path) -> Co
     by_kernels = "ncnn" in found.formats
     settings = Settings()
     if not (out / engine.ENGINE_FILE).exists():
-        engine.run(settings, supernet, device, client, out, Terminal(), by_operator=by_kernels)
+        board = LeasedDevice(name=device, client=client)
+        engine.run(settings, supernet, board, out, Terminal(), by_operator=by_kernels)
     chosen = ChosenEngine.read(out / engine.ENGINE_FILE)
     net = tailor_ir.load(supernet)
     jobs, failed = engine.ModelsOfSubNets(net, settings, found).timed()

@@ -83,24 +83,34 @@ class Passage:
         return codes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceBound:
+    """A bound on the gain of partial codes at prices (K,) of the costs. rest: bound on what the chain can add (`Chain.rest`).
+
+    floor: a partial code is dropped if it cannot end above this gain, with the rest of the budgets sold at the prices.
+    """
+
+    prices: Values
+    rest: list[Values]
+    floor: float
+
+
 def passage(
     chain: Chain,
     budgets: Values,
-    prices: Values,
-    rest: list[Values],
-    floor: float,
+    bound: PriceBound,
     *,
     beam: int | None,
     tolerance: float,
     smallest: Values | None = None,
     dominance: bool = True,
 ) -> Passage:
-    """Partial codes whose gain, with the rest of the budgets (K,) sold at the prices (K,), may end above `floor`.
+    """Partial codes within the budgets (K,) that may end above the floor of a bound.
 
-    rest: bound on what the chain can add at these prices (`Chain.rest`). beam: number of most promising partial codes to keep;
-    None: all. smallest: budgets (K,) that the tolerance refers to; None: `budgets`. dominance: drop dominated partial codes,
-    too.
+    beam: number of most promising partial codes to keep; None: all. smallest: budgets (K,) that the tolerance refers to; None:
+    `budgets`. dominance: drop dominated partial codes, too.
     """
+    prices, rest, floor = bound.prices, bound.rest, bound.floor
     partial = Partial.start(chain.constraints)
     found = Passage(chain)
     width = tolerance * (budgets if smallest is None else smallest) / len(chain.eliminations)
@@ -236,7 +246,8 @@ def optimum(
         if known is not None and known.gain >= bound - SLACK * abs(bound):
             return known
         floor = lowest if known is None else known.gain
-        found = passage(chain, budgets, prices, rest, floor, beam=beam, tolerance=tolerance, dominance=allowed is None)
+        priced = PriceBound(prices=prices, rest=rest, floor=floor)
+        found = passage(chain, budgets, priced, beam=beam, tolerance=tolerance, dominance=allowed is None)
         better = _best_of(found, budgets, floor, allowed)
         known = known if better is None else better
         if found.dropped <= _gain(known):

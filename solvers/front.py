@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.chain import Chain
-from solvers.exact import SLACK, passage
+from solvers.exact import SLACK, PriceBound, passage
 from solvers.tables import Codes, Values
 
 
@@ -168,9 +168,7 @@ def _between(chain: Chain, known: Points, most: float, error: float) -> Points:
         found = passage(
             chain,
             np.array([budget]),
-            np.array([price]),
-            rest,
-            floor + price * budget,
+            PriceBound(prices=np.array([price]), rest=rest, floor=floor + price * budget),
             beam=beam,
             tolerance=error,
             smallest=np.array([least]),

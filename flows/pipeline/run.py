@@ -147,18 +147,9 @@ class Surroundings:
 class Run(Surroundings):
     """One pipeline run. This is a plain class because Prefect inspects dataclasses that are passed to tasks."""
 
-    def __init__(
-        self,
-        store: Store,
-        tracker: Tracker,
-        bars: Bars,
-        devices: Devices,
-        workers: EvaluationWorkers | None,
-        folder: Path,
-        locks: RunLocks,
-        mirror: Mirror | None = None,
-    ) -> None:
-        super().__init__(store, devices, workers, mirror)
+    def __init__(self, around: Surroundings, tracker: Tracker, bars: Bars, folder: Path, locks: RunLocks) -> None:
+        """folder: of the run, named by its key."""
+        super().__init__(around.store, around.devices, around.workers, around.mirror)
         self.tracker = tracker
         self.bars = bars
         self.folder = folder

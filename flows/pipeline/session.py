@@ -23,7 +23,7 @@ from flows.config import FlowConfig, RunConfig
 from flows.machine import interruptible_again
 from flows.pipeline.devices import Devices
 from flows.pipeline.progress import is_interruption, terminal_bars
-from flows.pipeline.run import Run
+from flows.pipeline.run import Run, Surroundings
 from flows.pipeline.tracking import Tracker, description, parameters, start_tracking
 from flows.pipeline.tracking.addresses import address_of
 from flows.storage import EXPORTS_FOLDER, STAGES_FOLDER
@@ -84,8 +84,8 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         with locks.own_turn("beginning"):
             tracker = _begun(config, until, folder, locks)
         bars = stack.enter_context(terminal_bars(PlainConsole(stderr=True)))
-        run = Run(Store(config.folder / STAGES_FOLDER), tracker, bars, devices, workers, folder, locks, mirror)
-        yield from _ended(run, config, until)
+        around = Surroundings(Store(config.folder / STAGES_FOLDER), devices, workers, mirror)
+        yield from _ended(Run(around, tracker, bars, folder, locks), config, until)
 
 
 def _asks_devices(config: FlowConfig, until: str) -> bool:

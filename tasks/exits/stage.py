@@ -23,13 +23,13 @@ from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.prefixes import Prefixes
-from tasks.base.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
+from tasks.base.artifacts import SubNetLines, Workspace, append_line, read_lines, write_bytes
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import Front
-from tasks.data import Batch, DataSettings, Split, load_splits
+from tasks.data import Batch, Dataset, DataSettings, Split, load_splits
 from tasks.data.dataset import check_same
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import EvaluationData, EvaluationWorkers, accuracies, accuracy_lines, statistics_of
@@ -280,7 +280,10 @@ class PolicyBench:
             if timed is not None:
                 found.setdefault(self._place(winner.config, str(winner.config[EXIT])), (share, timed))
         subnets = tuple(dict.fromkeys(digest for digest, _ in found))
-        choices = [ExitChoice(subnets.index(digest), place, *known) for (digest, place), known in found.items()]
+        choices = [
+            ExitChoice(subnets.index(digest), place, accuracy, latency_ms)
+            for (digest, place), (accuracy, latency_ms) in found.items()
+        ]
         return ExitTable(subnets=subnets, exits=self.names, choices=tuple(choices))
 
     def _place(self, config: Config, exit_: str) -> tuple[str, int]:
@@ -313,8 +316,9 @@ class PolicyBench:
             "weighed": weighed_subnets(self.net.space, expected, self.device.accuracy, self.device.front),
         }
         if self.settings.by_expected:
-            given = (self.net, self.device.target, expected, self.device.accuracy, self.device.front, self.progress)
-            changed["by_expected"] = expected_winners(*given)
+            changed["by_expected"] = expected_winners(
+                self.net, self.device.target, expected, self.device.accuracy, self.device.front, self.progress
+            )
         return found.model_copy(update=changed)
 
     def _expected(self, row: SubnetPolicy) -> ExpectedLatency:
@@ -345,35 +349,34 @@ TIMED_FILE = "timed.jsonl"
 EVALUATED_FILE = "evaluated.jsonl"
 
 
-def run(
-    settings: Settings,
-    timing: RepeatedTimingSettings,
-    evaluation: EvaluationSettings,
-    data: DataSettings,
-    supernet: Path,
-    device: PolicyDevice,
-    client: AgentClient,
-    out: Path,
-    progress: Progress,
-    store: SubNetStore = NO_STORE,
-    workers: EvaluationWorkers | None = None,
-) -> StageResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRequest:
+    """The SuperNet and the device whose SubNets get thresholds, and the images that decide on them.
+
+    timing, evaluation: how SubNets are timed and evaluated. supernet: its folder. workers: processes that evaluate SubNets;
+    None: this process does.
+    """
+
+    settings: Settings
+    timing: RepeatedTimingSettings
+    evaluation: EvaluationSettings
+    data: DataSettings
+    supernet: Path
+    device: PolicyDevice
+    workers: EvaluationWorkers | None = None
+
+
+def run(request: PolicyRequest, client: AgentClient, workspace: Workspace) -> StageResult:
     """Write thresholds and the table of exits; writes and returns `policies.json`.
 
     client: the caller holds its lease. UserError if the data differ from the data that the SuperNet was made for.
     """
-    splits = load_splits(data)
+    settings, device, supernet = request.settings, request.device, request.supernet
+    out, progress, store = workspace.out, workspace.progress, workspace.store
+    splits = load_splits(request.data)
     check_same(splits["train"], supernet)
     net = tailor_ir.load(supernet)
-    images = EvaluationData(
-        splits[HELD_OUT],
-        splits["train"],
-        device=pick_device("auto"),
-        limit=settings.images,
-        recalibration_images=evaluation.recalibration_images,
-        features_mib=evaluation.features_mib,
-        workers=workers,
-    )
+    images = _held_out(request, splits)
     net.elastic.to(images.device)
     bench = PolicyBench(
         settings=settings, net=net, device=device, held_out=images, test=images.of(splits[TEST], limited=False),
@@ -385,6 +388,7 @@ def run(
         passing = passing_subnets(net, device.front, settings.subnets)
         if not passing:
             reason = f"policy: no winner of device.{device.target.name} passes an exit before its own; no thresholds"
+        timing = request.timing
         meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds, device.implementations)
         bench.time(passing, meter, meter.lines(store, supernet, out / TIMED_FILE, progress))
         rows = [bench.policy(config) for config in passing]
@@ -393,6 +397,19 @@ def run(
     if reason is not None:
         progress.say(reason)
     return bench.policies(rows, reason).write(out / POLICIES_FILE)
+
+
+def _held_out(request: PolicyRequest, splits: Mapping[Split, Dataset]) -> EvaluationData:
+    """The images that thresholds are found on."""
+    return EvaluationData(
+        splits[HELD_OUT],
+        splits["train"],
+        device=pick_device("auto"),
+        limit=request.settings.images,
+        recalibration_images=request.evaluation.recalibration_images,
+        features_mib=request.evaluation.features_mib,
+        workers=request.workers,
+    )
 
 
 def _unfit(device: PolicyDevice) -> str | None:

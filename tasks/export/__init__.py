@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tasks.export.readable import readable_names, write_readable
     from tasks.export.replacing import MeasuredSubstitutes, SearchedSubstitutes, Substitutes
     from tasks.export.settings import Settings, Tolerance
-    from tasks.export.stage import DONE_FILE, run
+    from tasks.export.stage import DONE_FILE, ExportRequest, run
 else:
     __getattr__ = public_names(__name__, __file__)
 
@@ -22,6 +22,7 @@ __all__ = [
     "DONE_FILE",
     "EXAMPLES",
     "EXPORTS_FILE",
+    "ExportRequest",
     "MeasuredSubstitutes",
     "Provenance",
     "SearchedSubstitutes",

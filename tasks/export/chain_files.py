@@ -186,7 +186,7 @@ def differences_of(
     worst = np.zeros(len(segments))
     for x_BCHW in _in_batches(images, size):
         for at, (ours, theirs) in enumerate(zip(run(x_BCHW), _torchs(segments, x_BCHW), strict=True)):
-            found = [_difference(*pair) for pair in zip(ours, theirs[: len(ours)], strict=True)]
+            found = [_difference(own, known) for own, known in zip(ours, theirs[: len(ours)], strict=True)]
             worst[at] = np.max([worst[at], *found])  # np.max propagates NaN
     return tuple(worst.tolist())
 

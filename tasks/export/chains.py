@@ -209,7 +209,7 @@ def chain_exits(card: Card) -> tuple[str, ...]:
     return tuple(segment.exit for segment in card.files[CHAIN].segments) if CHAIN in card.files else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BundledChain:
     """A chain in a bundle: the name of its manifest, and its largest difference from torch, over the largest value."""
 
@@ -240,9 +240,8 @@ def bundle_chain(
     )
     names = [*(str(segment.file) for segment in segments), WEIGHTS_FILE]
     told = {"segments": segments, "input": segments[0].inputs[0], "runtime": "onnxruntime", "settings": dict(settings)}
-    name, manifest, thresholds = _written(
-        f"{card.digest}.{SEGMENTS_FILE}", alone, own, folder, {**told, "files": _digests(folder, names)}
-    )
+    name, changed = f"{card.digest}.{SEGMENTS_FILE}", {**told, "files": _digests(folder, names)}
+    manifest, thresholds = _written(name, alone, own, folder, changed)
     options = session_options(settings)
     sessions = [
         onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
@@ -260,7 +259,8 @@ def bundle_chain(
     config = net.space.canonical({**card.config, "exit": manifest.exits[-1]})
     parts = net.segments(config, statistics, manifest.exits)
     worst = max(differences_of(parts, inputs, net.batch, run))
-    return BundledChain(name, manifest, thresholds, worst if np.isfinite(worst) else np.inf)
+    worst = worst if np.isfinite(worst) else np.inf
+    return BundledChain(name=name, manifest=manifest, thresholds=thresholds, difference=worst)
 
 
 def copy_ncnn_chain(card: Card, out: Path, folder: Path) -> BundledChain | None:
@@ -273,13 +273,14 @@ def copy_ncnn_chain(card: Card, out: Path, folder: Path) -> BundledChain | None:
     for name in alone.files:
         shutil.copyfile(own / name, folder / f"{card.digest}.{name}")
     files = _digests(folder, [f"{card.digest}.{name}" for name in alone.files])
-    found = _written(f"{card.digest}.ncnn.{SEGMENTS_FILE}", alone, own, folder, {"files": files})
-    return BundledChain(*found, file.relative_difference)
+    name = f"{card.digest}.ncnn.{SEGMENTS_FILE}"
+    manifest, thresholds = _written(name, alone, own, folder, {"files": files})
+    return BundledChain(name=name, manifest=manifest, thresholds=thresholds, difference=file.relative_difference)
 
 
 def _written(
     name: str, alone: ChainManifest, own: Path, folder: Path, changed: Mapping[str, Any]
-) -> tuple[str, ChainManifest, Thresholds | None]:
+) -> tuple[ChainManifest, Thresholds | None]:
     """Write the manifest of a chain, changed for the bundle, and its thresholds."""
     thresholds, names = None, {}
     if alone.thresholds is not None:
@@ -289,7 +290,7 @@ def _written(
         write_bytes(folder / names["thresholds"], content)
     manifest = alone.model_copy(update={**changed, **names})
     write_bytes(folder / name, manifest.to_json().encode())
-    return name, manifest, thresholds
+    return manifest, thresholds
 
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:

@@ -45,7 +45,8 @@ def main(default: str, planned: str, given: str, result: str) -> None:
     feeds = {onnx.load_model_from_string(contents[0]).graph.input[0].name: x_BCHW}
     peaks = [runtime().peaks(contents[0], x_BCHW).asked, runtime().peaks(contents[1], x_BCHW, as_it_stands=True).asked]
     options = session_options(optimised=False), session_options()
-    times_ms = by_turns(*(running(*one, feeds) for one in zip(contents, options, strict=True)))
+    runs = (running(content, option, feeds) for content, option in zip(contents, options, strict=True))
+    times_ms = by_turns(*runs)
     Path(result).write_text(json.dumps({"peaks": peaks, "times_ms": times_ms}))
 
 

@@ -81,7 +81,7 @@ class Made:
     run: FileRun | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
     """Makes the files of SubNets; local runtimes start on first use and end with `agents`.
 
@@ -156,8 +156,8 @@ class Maker:
         if digest not in self._quantised:
             statistics = self.tensors(config)
             exact = self._onnx(config, statistics)
-            given = (self.net, config, statistics, exact, self.settings.quantise, self.data, self.progress)
-            self._quantised[digest] = quantise(*given)
+            settings, data = self.settings.quantise, self.data
+            self._quantised[digest] = quantise(self.net, config, statistics, exact, settings, data, self.progress)
         found = self._quantised[digest]
         if len(found.kept) == len(found.layers):
             most = self.settings.quantise.max_loss_points

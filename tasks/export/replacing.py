@@ -22,6 +22,7 @@ from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Candidate, Candidates, Front, Winner
 from tasks.evaluation.conversion import onnx_of
 from tasks.export.files import Maker
+from tasks.export.running import TimedSubNet
 from tasks.measuring.subnets import Subject, implementations_of
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.search.methods import Method
@@ -35,8 +36,6 @@ OWN_CHOICES_OF = "by the runtime's own choices"
 IN_FP32 = "in fp32"
 AS_EXPORTED = "as exported"
 ALIGNED = "with aligned images"
-Timed = tuple[Measurement, Measurement | None]
-"""A SubNet with its chosen implementations, and with the runtime's own choices if these differ."""
 
 
 def subjects_of(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
@@ -76,9 +75,9 @@ def _quantised(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject
     }
 
 
-def timed(measured: Mapping[str, Measurement], digest: str) -> Timed:
+def timed(measured: Mapping[str, Measurement], digest: str) -> TimedSubNet:
     """The measurements of one SubNet."""
-    return measured[digest], measured.get(f"{digest} {OWN_CHOICES_OF}")
+    return TimedSubNet(chosen=measured[digest], own=measured.get(f"{digest} {OWN_CHOICES_OF}"))
 
 
 def largest_of(measured: Mapping[str, Measurement]) -> MeasuredLargest:

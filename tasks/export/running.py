@@ -6,6 +6,7 @@ The programs are made from templates in `examples/`, by runtime and format.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,17 @@ def _tensors_of(job: ModelJob) -> dict[str, tuple[FileTensor, ...]]:
     }
 
 
-def brought(
-    run: FileRun, engine: ChosenEngine | None, chosen: Measurement, own: Measurement | None
-) -> tuple[Brought, ...]:
-    """The gain of each choice on the device that ran a file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedSubNet:
+    """A SubNet timed with its chosen implementations, and with the runtime's own choices (None: these are the same)."""
 
-    chosen, own: the SubNet timed there with the chosen implementations, and with the runtime's own choices; None: it has no
-    others.
-    """
+    chosen: Measurement
+    own: Measurement | None
+
+
+def brought(run: FileRun, engine: ChosenEngine | None, subnet: TimedSubNet) -> tuple[Brought, ...]:
+    """The gain of each choice on the device that ran a file, and timed its SubNet."""
+    chosen, own = subnet.chosen, subnet.own
     rows = []
     if engine is not None:
         timed = {one.option: one for one in engine.kept}

@@ -19,7 +19,7 @@ import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
-from tasks.base.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines, write_bytes
+from tasks.base.artifacts import SubNetLines, Workspace, append_line, read_lines, write_bytes
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, ExportedWinner, Exports, MissedWinner
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
@@ -35,8 +35,8 @@ from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
 from tasks.export.bundles import (
-    FurtherFormat,
-    PlacementWriter,
+    BundleContents,
+    BundleRequest,
     require_adaptable,
     require_blocks,
     single_replacements,
@@ -57,7 +57,6 @@ from tasks.export.files import SUFFIXES, Images, Made, Maker, in_planned_order, 
 from tasks.export.replacing import (
     LARGEST,
     Substitutes,
-    Timed,
     as_predicted,
     best_measured,
     better,
@@ -68,7 +67,7 @@ from tasks.export.replacing import (
     timed,
     whole_network,
 )
-from tasks.export.running import brought, examples
+from tasks.export.running import TimedSubNet, brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.subnets import SubNetMeter
 from tasks.search import read_front
@@ -79,60 +78,72 @@ MEASURED_FILE = "winners_measured.jsonl"
 EVALUATED_FILE = "winners_evaluated_{}.jsonl"
 Accuracies = dict[str, dict[str, Accuracy]]
 """Accuracies by split and SubNet (digest)."""
-OfBundle = tuple[Mapping[str, SubnetPolicy], str | None, Sequence[FurtherFormat], Adapted, PlacementWriter | None]
-"""Further contents of a bundle: policies, rules, further formats, adapted SubNets, and SubNets over devices."""
 ROUNDS = 2
 """Fewest rounds that show how a disturbed device slows small SubNets compared with the largest (`tasks.measuring.jobs`)."""
 
 
-def run(
-    settings: Settings,
-    supernet: Path,
-    search: Path,
-    data: Mapping[str, EvaluationData],
-    client: AgentClient,
-    out: Path,
-    progress: Progress,
-    batch: int = 1,
-    provenance: Provenance = UNKNOWN_PROVENANCE,
-    store: SubNetStore = NO_STORE,
-    substitutes: Callable[[], Substitutes] | None = None,
-    implementations: ChosenImplementations = OWN_CHOICES,
-    policies: Sequence[SubnetPolicy] = (),
-    rules: str | None = None,
-    formats: Sequence[FurtherFormat] = (),
-    elsewhere: Collection[str] = (),
-    placements: PlacementWriter | None = None,
-) -> StageResult:
-    """Export every winner of `search/front.json` into `out`; writes and returns `exports.json`, beside `confusions.jsonl`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """The winners of a search on one device, and how they are exported.
 
-    data: split -> images to evaluate accuracy on; those of the first split check the files. batch: samples of an ONNX file. The
-    caller holds the device's lease. Winners are always timed here, others come from the store. substitutes: for missed budgets.
-    rules, formats, placements: of the bundle. elsewhere: other devices' winners. UserError: side files.
+    supernet: its folder. search: the folder with `front.json`. data: split -> images to evaluate accuracy on; those of the
+    first split check the files. batch: samples of an ONNX file. substitutes: for missed budgets; None: winners stay. policies:
+    of SubNets with thresholds. elsewhere: digests of other devices' winners. contents: of the bundle.
     """
-    front, device = read_front(search / FRONT_FILE), client.capabilities()
-    _require(settings, net := tailor_ir.load(supernet, batch=batch), device, implementations)
-    adapted = _adapted(settings, net, front, elsewhere, data)
-    meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, implementations)
-    lines = meter.lines(store, supernet, out / MEASURED_FILE, progress, anew=True)
+
+    settings: Settings
+    supernet: Path
+    search: Path
+    data: Mapping[str, EvaluationData]
+    batch: int = 1
+    provenance: Provenance = UNKNOWN_PROVENANCE
+    substitutes: Callable[[], Substitutes] | None = None
+    implementations: ChosenImplementations = OWN_CHOICES
+    policies: Sequence[SubnetPolicy] = ()
+    elsewhere: Collection[str] = ()
+    contents: BundleContents = field(default_factory=BundleContents)
+
+    @property
+    def check_data(self) -> EvaluationData:
+        """The images that check the files: those of the first split."""
+        return next(iter(self.data.values()))
+
+
+def run(request: ExportRequest, client: AgentClient, workspace: Workspace) -> StageResult:
+    """Export every winner of `search/front.json`; writes and returns `exports.json`, beside `confusions.jsonl`.
+
+    The caller holds the device's lease. Winners are always timed here, others come from the store. UserError: side files.
+    """
+    settings, out, progress, store = request.settings, workspace.out, workspace.progress, workspace.store
+    front, device = read_front(request.search / FRONT_FILE), client.capabilities()
+    net = tailor_ir.load(request.supernet, batch=request.batch)
+    _require(request, net, device)
+    adapted = adapted_winners(
+        read_side_files(settings.adapted), net, front.winners, request.elsewhere, request.check_data
+    )
+    meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, request.implementations)
+    lines = meter.lines(store, request.supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
-        maker = Maker(settings, net, client, stack, data, progress, implementations, adapted)
+        maker = Maker(
+            settings=settings, net=net, client=client, agents=stack, data=request.data, progress=progress,
+            implementations=request.implementations, adapted=adapted,
+        )  # fmt: skip
         measure = partial(_measured, maker, meter, lines, progress)
-        rows, measured = replaced(front.winners, substitutes, settings.replacements, measure, adapted)
-        evaluate = partial(_evaluated, net, supernet, data, out, progress, store, adapted)
+        rows, measured = replaced(front.winners, request.substitutes, settings.replacements, measure, adapted)
+        evaluate = partial(_evaluated, request, net, workspace, adapted)
         others, accuracy = _judged(settings, front, rows, measured, measure, evaluate)
-        exporter = Exporter(settings, net, data, accuracy, maker, provenance, out, _still_true(policies, adapted))
+        policies = _still_true(request.policies, adapted)
+        exporter = Exporter(request=request, maker=maker, accuracy=accuracy, out=out, policies=policies)
         done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
     rows = rows if settings.keep_winners else best_measured(rows, done, exporter.kept, others)
-    cards, images = tuple(done.values()), _in_precision(data, settings, device)
-    of_bundle = exporter.policies, rules, formats, adapted, placements
+    cards, images = tuple(done.values()), _in_precision(request.data, settings, device)
     return Exports(
         device=device,
-        winners=tuple(_winner(*pair, done, measured) for pair in zip(front.winners, rows, strict=True)),
+        winners=tuple(_winner(before, row, done, measured) for before, row in zip(front.winners, rows, strict=True)),
         subnets=cards,
         largest=largest_of(measured),
-        **_bundle(settings, net, cards, supernet, data, out, progress, store, device, of_bundle),
-        baseline=measure_baseline(front.baseline, meter, supernet, images, out, progress, store),
+        **_bundle(exporter, cards, device, workspace),
+        baseline=measure_baseline(front.baseline, meter, request.supernet, images, out, progress, store),
         uncertainty=front.uncertainty,
     ).write(out / EXPORTS_FILE)
 
@@ -164,21 +175,13 @@ def _by_digest(*rows: Winner) -> dict[str, Winner]:
     return {row.digest: row for row in rows}
 
 
-def _require(settings: Settings, net: SuperNet, device: Capabilities, implementations: ChosenImplementations) -> None:
+def _require(request: ExportRequest, net: SuperNet, device: Capabilities) -> None:
     """UserError for settings that this network or this device does not support."""
     if device.backend == "ncnn":
-        require_masks(device.version, implementations.operators.values())
-    require_exits(settings, net)
-    require_blocks(settings, net)
-    require_adaptable(settings, net)
-
-
-def _adapted(
-    settings: Settings, net: SuperNet, front: Front, elsewhere: Collection[str], data: Mapping[str, EvaluationData]
-) -> Adapted:
-    """Adapted winners, from their side files."""
-    files, known = read_side_files(settings.adapted), next(iter(data.values()))
-    return adapted_winners(files, net, front.winners, elsewhere, known)
+        require_masks(device.version, request.implementations.operators.values())
+    require_exits(request.settings, net)
+    require_blocks(request.settings, net)
+    require_adaptable(request.settings, net)
 
 
 def _still_true(policies: Sequence[SubnetPolicy], adapted: Adapted) -> dict[str, SubnetPolicy]:
@@ -203,69 +206,58 @@ def _in_precision(
     return {split: images.in_precision(precision) for split, images in data.items()}
 
 
-def _bundle(
-    settings: Settings,
-    net: SuperNet,
-    cards: Sequence[Card],
-    supernet: Path,
-    data: Mapping[str, EvaluationData],
-    out: Path,
-    progress: Progress,
-    store: SubNetStore,
-    device: Capabilities,
-    of_bundle: OfBundle,
-) -> dict[str, Any]:
+def _bundle(exporter: "Exporter", cards: Sequence[Card], device: Capabilities, workspace: Workspace) -> dict[str, Any]:
     """The bundle as a field; {} if none is requested."""
-    if not settings.bundle:
+    request, maker = exporter.request, exporter.maker
+    if not request.settings.bundle:
         return {}
-    images, known = next(iter(data.values())), _replaced(settings, net, supernet, data, out, progress, store)
-    return {
-        "bundle": write_bundle(settings, net, cards, images, out, progress, device, of_bundle[0], known, *of_bundle[1:])
-    }
+    bundle = BundleRequest(
+        settings=request.settings,
+        net=maker.net,
+        cards=cards,
+        images=request.check_data,
+        device=device,
+        policies=exporter.policies,
+        accuracies=_replaced(request, maker.net, workspace),
+        adapted=maker.adapted,
+        contents=request.contents,
+    )
+    return {"bundle": write_bundle(bundle, workspace)}
 
 
-def _replaced(
-    settings: Settings,
-    net: SuperNet,
-    supernet: Path,
-    data: Mapping[str, EvaluationData],
-    out: Path,
-    progress: Progress,
-    store: SubNetStore,
-) -> dict[str, dict[str, Accuracy]]:
+def _replaced(request: ExportRequest, net: SuperNet, workspace: Workspace) -> dict[str, dict[str, Accuracy]]:
     """Accuracies on the first split, by digest, of the largest SubNet and of SubNets with a single alternative."""
-    if not settings.blocks:
+    if not request.settings.blocks:
         return {}
-    split, images = next(iter(data.items()))
+    split, images = next(iter(request.data.items()))
     configs = [net.max_config, *single_replacements(net).values()]
-    lines = accuracy_lines(store, supernet, split, images, out / EVALUATED_FILE.format(split), progress)
-    found = accuracies(net, configs, images, lines, progress, "evaluate alternatives")
+    lines = _accuracy_lines(request, split, workspace)
+    found = accuracies(net, configs, images, lines, workspace.progress, "evaluate alternatives")
     return {split: dict(zip(map(net.space.digest, configs), found, strict=True))}
 
 
 def _evaluated(
-    net: SuperNet,
-    supernet: Path,
-    data: Mapping[str, EvaluationData],
-    out: Path,
-    progress: Progress,
-    store: SubNetStore,
-    adapted: Adapted,
-    winners: Mapping[str, Winner],
+    request: ExportRequest, net: SuperNet, workspace: Workspace, adapted: Adapted, winners: Mapping[str, Winner]
 ) -> Accuracies:
-    """Accuracies by split and winner (digest); results in the store or in `out` are not evaluated again.
+    """Accuracies by split and winner (digest); results in the store or in the workspace are not evaluated again.
 
     The store holds SubNets before adaptation; adapted ones are evaluated here.
     """
-    own = {digest: one.accuracies(net, data) for digest, one in adapted.items() if digest in winners}
+    own = {digest: one.accuracies(net, request.data) for digest, one in adapted.items() if digest in winners}
     configs = {digest: row.config for digest, row in winners.items() if digest not in own}
     found: dict[str, dict[str, Accuracy]] = {}
-    for split, images in data.items():
-        lines = accuracy_lines(store, supernet, split, images, out / EVALUATED_FILE.format(split), progress)
-        of_split = accuracies(net, list(configs.values()), images, lines, progress, f"evaluate winners, {split}")
+    for split, images in request.data.items():
+        lines, name = _accuracy_lines(request, split, workspace), f"evaluate winners, {split}"
+        of_split = accuracies(net, list(configs.values()), images, lines, workspace.progress, name)
         found[split] = dict(zip(configs, of_split, strict=True))
         found[split] |= {digest: of_splits[split] for digest, of_splits in own.items()}
     return found
+
+
+def _accuracy_lines(request: ExportRequest, split: str, workspace: Workspace) -> SubNetLines:
+    """Accuracies of SubNets on a split: lines in the stage's folder, and in the store."""
+    own, images = workspace.out / EVALUATED_FILE.format(split), request.data[split]
+    return accuracy_lines(workspace.store, request.supernet, split, images, own, workspace.progress)
 
 
 def _is_whole(card: Card, out: Path) -> bool:
@@ -308,18 +300,28 @@ def _winner(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
-    """Exports single SubNets. accuracy: by split and SubNet (digest). policies: of SubNets with thresholds (digest)."""
+    """Exports single SubNets into the folder `out`.
 
-    settings: Settings
-    net: SuperNet
-    data: Mapping[str, EvaluationData]
-    accuracy: Mapping[str, Mapping[str, Accuracy]]
+    accuracy: by split and SubNet (digest). policies: of SubNets with thresholds (digest).
+    """
+
+    request: ExportRequest
     maker: Maker
-    provenance: Provenance
+    accuracy: Mapping[str, Mapping[str, Accuracy]]
     out: Path
     policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the export."""
+        return self.request.settings
+
+    @property
+    def net(self) -> SuperNet:
+        """The SuperNet of all SubNets."""
+        return self.maker.net
 
     @property
     def kept(self) -> set[str]:
@@ -333,7 +335,7 @@ class Exporter:
         known = (Card.model_validate(line) for line in read_lines(self.out / DONE_FILE))
         done = {card.digest: card for card in known if card.digest in winners and _is_whole(card, self.out)}
         todo = [digest for digest in winners if digest not in done]
-        write_vocabulary(next(iter(self.data.values())).dataset.scaling.vocabulary, self.out)
+        write_vocabulary(self.request.check_data.dataset.scaling.vocabulary, self.out)
         with progress.bar("export", len(winners), len(done)) as bar:
             for digest in todo:
                 done[digest] = self.export(winners[digest], timed(measured, digest))
@@ -341,19 +343,19 @@ class Exporter:
                 bar.advance()
         return {digest: done[digest] for digest in winners}
 
-    def export(self, winner: Winner, timed: Timed) -> Card:
+    def export(self, winner: Winner, timed: TimedSubNet) -> Card:
         """Write the files of one SubNet, check them, and write its model card, which is returned.
 
         On an int8 device the card has the accuracy of the int8 file; files of other formats state their own.
         """
-        images, config = next(iter(self.data.values())), winner.config
+        images, config = self.request.check_data, winner.config
         statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
         as_adapted = None if adapted is None else adapted.subnet
         self.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}", as_adapted)
         module = self.net.build(config, statistics).eval()
         reference = module if as_adapted is None else as_adapted
         inputs, expected = references(self.net, reference, config, images, self.settings.check_images)
-        card = self._card(winner, timed[0], images, expected)
+        card = self._card(winner, timed.chosen, images, expected)
         files: dict[str, ExportedFile] = {}
         for name in self.maker.formats:
             try:
@@ -404,8 +406,8 @@ class Exporter:
             predicted_ms=winner.predicted_ms,
             latency=latency_of(measured),
             device=card_device(self.maker.client.capabilities()),
-            engine=used_engine(self.provenance.engine),
-            made_from=self.provenance.origin,
+            engine=used_engine(self.request.provenance.engine),
+            made_from=self.request.provenance.origin,
         )
         if winner.digest in self.maker.adapted:
             card = card.model_copy(update={"adapted": self.maker.adapted[winner.digest].told})
@@ -446,11 +448,13 @@ class Exporter:
         digests = {file: _sha256(content) for file, content in contents.items()}
         return ExportedFile(state="ok", sha256=digests, bytes=sum(map(len, made.contents)), **checked)
 
-    def _with_run(self, file: ExportedFile, name: FileFormat, digest: str, made: Made, timed: Timed) -> ExportedFile:
+    def _with_run(
+        self, file: ExportedFile, name: FileFormat, digest: str, made: Made, timed: TimedSubNet
+    ) -> ExportedFile:
         """Record how a file runs and the gains of its settings, and write example programs."""
         if made.run is None or file.state != "ok":
             return file
-        gains = brought(made.run, self.provenance.engine, *timed) if made.on_device else ()
+        gains = brought(made.run, self.request.provenance.engine, timed) if made.on_device else ()
         of_int8 = {"precision": made.precision} if made.int8 else {}
         of_order = {} if made.memory is None else made.memory.session_options
         settings = {**made.run.settings, **of_order}

@@ -78,6 +78,16 @@ def validation_configs(net: SuperNet, random_subnets: int, seed: int) -> list[Co
     return list(found.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedDevice:
+    """A device whose lease the caller holds. batch: samples of one run. implementations: of operators on the device."""
+
+    name: str
+    client: AgentClient
+    batch: int = 1
+    implementations: ChosenImplementations = OWN_CHOICES
+
+
 @dataclass(frozen=True, slots=True)
 class SubNetMeter:
     """Measures SubNets on one device, each at least `rounds` times; the caller holds the lease.

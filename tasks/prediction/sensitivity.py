@@ -19,7 +19,7 @@ import numpy as np
 import tailor_ir
 from solvers.tables import Codes
 from tailor_ir import SuperNet
-from tasks.base.artifacts import NO_STORE, SubNetLines, SubNetStore
+from tasks.base.artifacts import SubNetLines, Workspace
 from tasks.base.progress import Progress
 from tasks.base.schemas.predictions import (
     ACCURACY_VALIDATION_FILE,
@@ -168,9 +168,7 @@ def run(
     settings: AccuracySettings,
     data: DataSettings,
     supernet: Path,
-    out: Path,
-    progress: Progress,
-    store: SubNetStore = NO_STORE,
+    workspace: Workspace,
     workers: EvaluationWorkers | None = None,
 ) -> StageResult:
     """Write `sensitivities.json` (the predictor) and its validation on the SubNets whose latency is checked, too.
@@ -181,10 +179,10 @@ def run(
     call in the same folder continues. Interactions, if requested, are in the predictor if they improve the order of these
     SubNets.
     """
-    net = tailor_ir.load(supernet)
+    out, progress, net = workspace.out, workspace.progress, tailor_ir.load(supernet)
     images = images_of(settings, data, workers)
     net.elastic.to(images.device)
-    file = accuracy_lines(store, supernet, "validation", images, out / EVALUATED_FILE, progress)
+    file = accuracy_lines(workspace.store, supernet, "validation", images, out / EVALUATED_FILE, progress)
     predictor = AccuracyPredictor(measure_sensitivities(net, images, file, progress))
     configs = [dict(config) for config in validation_configs(net, settings.random_subnets, settings.seed)]
     codes, measured = net.space.encode(configs), accuracies(net, configs, images, file, progress, "validate accuracy")
@@ -213,22 +211,20 @@ def run_int8(
     data: DataSettings,
     supernet: Path,
     sensitivities: Path,
-    out: Path,
-    progress: Progress,
-    store: SubNetStore = NO_STORE,
+    workspace: Workspace,
     workers: EvaluationWorkers | None = None,
 ) -> StageResult:
     """Write `sensitivities.json` of int8 and its validation. sensitivities: the folder with those of fp32.
 
     A second call in the same folder continues; SubNets in the store are not evaluated again.
     """
-    net = tailor_ir.load(supernet)
+    out, progress, net = workspace.out, workspace.progress, tailor_ir.load(supernet)
     images = images_of(settings, data, workers).in_precision(precision)
     net.elastic.to(images.device)
     table = Sensitivities.read(sensitivities / SENSITIVITIES_FILE)
     exact = AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE).rows
     configs = [row.config for row in exact]
-    file = accuracy_lines(store, supernet, "validation", images, out / EVALUATED_FILE, progress)
+    file = accuracy_lines(workspace.store, supernet, "validation", images, out / EVALUATED_FILE, progress)
     measured = accuracies(net, configs, images, file, progress, "accuracy in int8")
     lost = np.array([row.accuracy - found.share for row, found in zip(exact, measured, strict=True)])
     added_loss = np.array([found.loss - row.loss for row, found in zip(exact, measured, strict=True)])

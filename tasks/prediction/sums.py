@@ -36,7 +36,11 @@ class Sums:
             counted = _numbers(term, numbers, known)[term.features.numbers]
             columns = term.variables
             sums[columns] = sums[columns] + counted if columns in sums else counted
-        return cls(net.space.cardinalities.tolist(), [Table(*each) for each in sums.items()], net.space.derived)
+        return cls(
+            net.space.cardinalities.tolist(),
+            [Table(columns, values) for columns, values in sums.items()],
+            net.space.derived,
+        )
 
     def predict(self, codes: Codes) -> Values:
         """Sums (n,) of codes (n, V)."""

@@ -8,8 +8,17 @@ if TYPE_CHECKING:
     from tasks.base.schemas.winners import FRONT_FILE, WHOLE_FRONT_FILE
     from tasks.search.results import read_front
     from tasks.search.settings import Settings
-    from tasks.search.stage import Target, run
+    from tasks.search.stage import SearchedSuperNet, SearchRequest, Target, run
 else:
     __getattr__ = public_names(__name__, __file__)
 
-__all__ = ["FRONT_FILE", "WHOLE_FRONT_FILE", "Settings", "Target", "read_front", "run"]
+__all__ = [
+    "FRONT_FILE",
+    "WHOLE_FRONT_FILE",
+    "SearchRequest",
+    "SearchedSuperNet",
+    "Settings",
+    "Target",
+    "read_front",
+    "run",
+]

@@ -137,26 +137,32 @@ class BudgetCheck:
         return found[1].p50_ms
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncompiledNetwork:
+    """A network with the settings of its compilation. space: the choices of its SuperNet.
+
+    first: the first of two stages of training, which may be absent. backbone_space: of the backbone by itself.
+    """
+
+    settings: compile.Settings
+    model: ModelSettings
+    data: DataSettings
+    space: Mapping[str, Any] | None
+    first: PretrainingSettings
+    backbone_space: Mapping[str, Any] | None
+
+
 def network(
-    settings: compile.Settings,
-    model: ModelSettings,
-    data: DataSettings,
-    space: Mapping[str, Any] | None,
-    search: SearchSettings,
-    rules: Mapping[str, Rules],
-    first: PretrainingSettings,
-    backbone_space: Mapping[str, Any] | None,
-    budgets: BudgetCheck,
+    given: UncompiledNetwork, search: SearchSettings, rules: Mapping[str, Rules], budgets: BudgetCheck
 ) -> compile.SpaceSizes:
     """Compile a network with random weights; returns the sizes of its space. rules: of memory, by device.
 
-    first: the first stage of two, which may be absent; backbone_space: of the backbone by itself. Raises UserError or
-    TailorError for a network or space that cannot be used, and for a backbone that does not fit into the network; UserError for
-    limits that no SubNet keeps, and for budgets as `BudgetCheck.refuse`.
+    Raises UserError or TailorError for a network or space that cannot be used, and for a backbone that does not fit into the
+    network; UserError for limits that no SubNet keeps, and for budgets as `BudgetCheck.refuse`.
     """
-    net = compile.supernet_of(settings, model, data, None, space)
-    if first.backbone is not None:
-        cut_out(first, settings, model, backbone_space, net)
+    net = compile.supernet_of(given.settings, given.model, given.data, None, given.space)
+    if given.first.backbone is not None:
+        cut_out(given.first, given.settings, given.model, given.backbone_space, net)
     refuse_limits(net, search, rules)
     budgets.refuse(net)
     return compile.sizes(net.space)

@@ -343,34 +343,39 @@ class MeasuredWinners(NamedTuple):
     evaluated: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedWinners:
+    """The winners by predicted accuracy, one for each row of budgets (n, K), and the problem that they solve.
+
+    fastest: code (V,) of a SubNet within the limits.
+    """
+
+    problem: Problem
+    budgets: Sequence[Values]
+    winners: Sequence[BestCode]
+    fastest: Codes
+
+
 def measured_winners(
     net: SuperNet,
-    predicted: Problem,
-    budgets: Sequence[Values],
-    winners: Sequence[BestCode],
-    fastest: Codes,
+    predicted: PredictedWinners,
     settings: Settings,
     images: EvaluationData,
     out: Path,
     progress: Progress,
 ) -> MeasuredWinners:
-    """For each row of budgets (n, K) the most accurate of all evaluated SubNets.
-
-    winners: by predicted accuracy. fastest: code (V,) of a SubNet within the limits. A second call with the same `out`
-    continues.
-    """
+    """For each row of budgets the most accurate of all evaluated SubNets. A second call with the same `out` continues."""
     net.elastic.to(images.device)
-    starts = np.stack([winner.code for winner in winners])
+    given, budgets = predicted.problem, predicted.budgets
+    starts = np.stack([winner.code for winner in predicted.winners])
     own = settings.model_copy(update={"rebalance": 0, "beam_width": 0})
     found: list[BestCode] = []
     with progress.bar("search by measured accuracy", len(budgets)) as bar:
         accuracy = AccuracyEvaluator(net, images, out / EVALUATED_FILE, bar)
-        problem = Problem(
-            predicted.space, predicted.latency, accuracy, predicted.others, predicted.timed, measured=True
-        )
+        problem = Problem(given.space, given.latency, accuracy, given.others, given.timed, measured=True)
         genetic = Genetic(problem, own, np.random.default_rng(settings.seed), starts=starts)
-        genetic.knows(fastest)
-        for row, winner in zip(budgets, winners, strict=True):
+        genetic.knows(predicted.fastest)
+        for row, winner in zip(budgets, predicted.winners, strict=True):
             genetic.knows(winner.code)
             found.append(genetic.winner(row))
             bar.advance()

@@ -10,6 +10,7 @@ import numpy as np
 import tailor_ir
 from tailor_ir import Space, SuperNet
 from tailor_ir.memory import ONNXRUNTIME, Rules
+from tasks.base.artifacts import NO_STORE, SubNetStore
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.predictions import Uncertainty
@@ -21,7 +22,7 @@ from tasks.prediction.resources import MemoryPredictor
 from tasks.prediction.sums import mac_sums, parameter_sums
 from tasks.search.feasibility import LATENCY, Cost, refusal, round_up
 from tasks.search.genetic import BestCode
-from tasks.search.methods import Exact, Genetic, Method, measured_winners
+from tasks.search.methods import Exact, Genetic, Method, PredictedWinners, measured_winners
 from tasks.search.problem import AccuracyModel, CostModel, Problem, Values, additive, chain_of
 from tasks.search.results import (
     SearchResult,
@@ -50,34 +51,53 @@ class Target:
     rules: Rules = ONNXRUNTIME
 
 
-def run(
-    supernet: Path,
-    targets: Sequence[Target],
-    accuracy: AccuracyModel,
-    settings: Settings,
-    out: Path,
-    progress: Progress,
-    images: EvaluationData | None = None,
-    uncertainty: Uncertainty = UNKNOWN,
-) -> dict[str, StageResult]:
-    """Search all budgets of one device, or of several together; returns the content of `front.json` for each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """A search on one device, or on several together. accuracy: predictor of the SubNets' accuracies.
 
-    images: for `settings.accuracy=measured`. uncertainty: of accuracies, for `front.json`. The files are written into `out`;
-    for several devices, into a folder for each. UserError if the budgets or the limits cannot be kept, or if an exact search is
-    requested with predictors that are no sums.
+    images: for `settings.accuracy=measured`. uncertainty: of accuracies, for `front.json`.
     """
-    net = tailor_ir.load(supernet)
+
+    supernet: Path
+    targets: Sequence[Target]
+    accuracy: AccuracyModel
+    settings: Settings
+    images: EvaluationData | None = None
+    uncertainty: Uncertainty = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedSuperNet:
+    """A SuperNet whose SubNets are measured after a search. accuracy: predictor of their accuracies.
+
+    images: for evaluating SubNets. store: has earlier measurements of SubNets, and gets new ones.
+    """
+
+    supernet: Path
+    accuracy: AccuracyPredictor
+    images: EvaluationData
+    store: SubNetStore = NO_STORE
+
+
+def run(request: SearchRequest, out: Path, progress: Progress) -> dict[str, StageResult]:
+    """Search all budgets of the request's devices; returns the content of `front.json` for each.
+
+    The files are written into `out`; for several devices, into a folder for each. UserError if the budgets or the limits cannot
+    be kept, or if an exact search is requested with predictors that are no sums.
+    """
+    net, targets, settings = tailor_ir.load(request.supernet), request.targets, request.settings
     costs = costs_of(net, targets, settings)
     latency, *others = (cost.model for cost in costs)
-    problem = Problem(net.space, latency, accuracy, tuple(others), timed=len(targets))
+    problem = Problem(net.space, latency, request.accuracy, tuple(others), timed=len(targets))
     limits = np.array([cost.limit for cost in costs])
     method = method_of(problem, net.space, settings, limits)
     budgets, winners = find_winners(problem, method, settings, progress, costs)
     measured = None
     if settings.accuracy == "measured":
-        assert images is not None, "measured accuracy comes with images"
+        assert request.images is not None, "measured accuracy comes with images"
         rows = [_bounds(row, costs) for row in budgets]
-        measured = measured_winners(net, problem, rows, winners, method.quickest(), settings, images, out, progress)
+        predicted = PredictedWinners(problem=problem, budgets=rows, winners=winners, fastest=method.quickest())
+        measured = measured_winners(net, predicted, settings, request.images, out, progress)
         winners = measured.winners
     found = SearchResult(budgets, winners, method.quickest(), measured)
     lists_whole = settings.lists_whole_front([target.name for target in targets])
@@ -85,7 +105,7 @@ def run(
     fronts: dict[str, StageResult] = {}
     for column, target in enumerate(targets):
         row = front_of(net, problem, costs, found, column)
-        told = {"settings": settings.model_dump(mode="json"), "uncertainty": uncertainty}
+        told = {"settings": settings.model_dump(mode="json"), "uncertainty": request.uncertainty}
         front = Front.model_validate({**row, "whole_front": whole, **told})
         folder = out / target.name if len(targets) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)

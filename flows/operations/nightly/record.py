@@ -41,9 +41,10 @@ from tasks.measuring.lut import LutStore
 from tasks.measuring.lut.entry import TableDifference
 from tasks.measuring.lut.views import diff
 from tasks.measuring.profile import LUT_FOLDER
+from tasks.measuring.subnets import LeasedDevice
 from tasks.operations.nightly import DeviceNight, Night, NightTimes, StageNight
 from tasks.operations.nightly.records import OperatorRounds, StageChange, SubNetRounds
-from tasks.operations.nightly.timing import TIMES_FILE, time_device
+from tasks.operations.nightly.timing import TIMES_FILE, NightRequest, time_device
 
 PROFILE = "profile/"
 
@@ -226,19 +227,17 @@ def _read(need: str, label: str, titles: Sequence[str]) -> list[str]:
 def _watch(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
-        return time_device(
-            config.nightly,
-            config.profile_of(at.device),
-            config.predict,
-            at.trained,
-            at.file("profile", LUT_FOLDER),
-            Exports.read(at.file("export", EXPORTS_FILE)),
-            ChosenImplementations.read(at.implementations()),
-            client,
-            out,
-            progress,
-            at.batch,
+        implementations = ChosenImplementations.read(at.implementations())
+        device = LeasedDevice(name=at.device, client=client, batch=at.batch, implementations=implementations)
+        request = NightRequest(
+            settings=config.nightly,
+            profile=config.profile_of(at.device),
+            timing=config.predict,
+            supernet=at.trained,
+            lut=at.file("profile", LUT_FOLDER),
+            exports=Exports.read(at.file("export", EXPORTS_FILE)),
         )
+        return time_device(device, request, out, progress)
 
 
 def _told(times: NightTimes) -> Facts:

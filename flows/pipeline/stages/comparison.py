@@ -11,7 +11,7 @@ from flows.pipeline import pages
 from flows.pipeline.results import of
 from flows.pipeline.run import Output
 from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec, model_key
-from flows.pipeline.stages.winners import chosen
+from flows.pipeline.stages.winners import chosen, searched_supernet
 from importing import later_names
 from tasks.base.artifacts import key_settings
 from tasks.base.progress import Progress
@@ -26,7 +26,7 @@ from tasks.search.settings import Sibling
 from tasks.training.finetune.settings import BaseSettings
 
 if TYPE_CHECKING:
-    from tasks.prediction.accuracy import AccuracyPredictor
+    from tasks.measuring.subnets import LeasedDevice
     from tasks.search import baselines
     from tasks.training import base_network as base
 else:
@@ -128,12 +128,15 @@ def _baseline_inputs(at: Context) -> tuple[Any, ...]:
 
 
 def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
-    config, device = at.config, _devices(at)[0]
-    predictor = AccuracyPredictor.load(at.sensitivities(device))
-    return baselines.choose(
-        config.baselines, config.search, config.predict, at.trained, predictor, config.data, _networks(at),
-        _fronts(at), out, progress, at.store, config.precision_of(device), at.workers,
-    )  # fmt: skip
+    request = baselines.BaselineRequest(
+        settings=at.config.baselines,
+        search=at.config.search,
+        searched=searched_supernet(at, _devices(at)[0]),
+        data=at.config.data,
+        networks=_networks(at),
+        fronts=_fronts(at),
+    )
+    return baselines.choose(request, out, progress)
 
 
 BASELINES = StageSpec(
@@ -158,12 +161,18 @@ def _chosen_for(at: Context) -> Output:
 
 
 def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
-    given = (at.config.predict, at.trained, _chosen_for(at).folder)
+    profile = at.config.profile_of(at.device)
+    request = baselines.ComparisonRequest(
+        supernet=at.trained,
+        baselines=_chosen_for(at).folder,
+        timing=at.config.predict,
+        in_situ=profile.subnet if profile.method == "in situ" else None,
+        store=at.store,
+    )
     with at.run.devices.exclusive(at.device, at.engine) as client:
-        chosen = ChosenImplementations.read(at.implementations())
-        profile = at.config.profile_of(at.device)
-        in_situ = profile.subnet if profile.method == "in situ" else None
-        return baselines.compare_on(at.device, *given, client, out, progress, at.batch, at.store, chosen, in_situ)
+        implementations = ChosenImplementations.read(at.implementations())
+        device = LeasedDevice(name=at.device, client=client, batch=at.batch, implementations=implementations)
+        return baselines.compare_on(device, request, out, progress)
 
 
 COMPARED = StageSpec(

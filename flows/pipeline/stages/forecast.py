@@ -128,12 +128,13 @@ class _Forecast:
     def _depending(self, at: Context, waits_for: Sequence[str]) -> Expectation:
         title = at.title
         if not self._around.is_known(title):
-            return Expectation(title, "to work", "no folder yet", *self._times(at))
-        return Expectation(title, "depends", f"on what {' and '.join(waits_for)} will give", *self._times(at))
+            return self._not_complete(at, "to work", "no folder yet")
+        return self._not_complete(at, "depends", f"on what {' and '.join(waits_for)} will give")
 
-    def _times(self, at: Context) -> tuple[float | None, float | None]:
-        """`device_s` and `last_s`."""
-        return at.spec.device_s(at), next(_lasted(self._around.store.finished(at.title), at.spec.epochs(at)), None)
+    def _not_complete(self, at: Context, state: State, why: str) -> Expectation:
+        """The row of a stage with the time that it is expected to take."""
+        lasted = _lasted(self._around.store.finished(at.title), at.spec.epochs(at))
+        return Expectation(at.title, state, why, device_s=at.spec.device_s(at), last_s=next(lasted, None))
 
     def _known(self, stage: StageRun, at: Context) -> tuple[Expectation, Output | None]:
         """The row of a stage whose key is known, and its output if it is complete."""
@@ -141,7 +142,7 @@ class _Forecast:
         harm = damage(folder.final) if folder.complete else None
         if not folder.complete or harm:
             why = f"damaged: {harm}" if harm else _why(stage, folder, self._around)
-            return Expectation(stage.name, "to work", why, *self._times(at)), None
+            return self._not_complete(at, "to work", why), None
         seconds = folder.result()[SECONDS]
         output = Output(
             stage=stage.name,

@@ -39,7 +39,7 @@ from tasks.measuring.settings import RepeatedTimingSettings
 
 if TYPE_CHECKING:
     from tasks.exits import stage
-    from tasks.exits.stage import PolicyDevice
+    from tasks.exits.stage import PolicyDevice, PolicyRequest
     from tasks.export.operating_points import LevelDevice, run
     from tasks.prediction.accuracy import AccuracyPredictor
     from tasks.prediction.latency import LatencyPredictor
@@ -142,8 +142,16 @@ def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
         implementations=ChosenImplementations.read(at.implementations()),
     )
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
-        given = (config.policy, config.predict, config.predict, config.data, at.trained, device, client)
-        return stage.run(*given, out, progress, at.store, at.workers)
+        request = PolicyRequest(
+            settings=config.policy,
+            timing=config.predict,
+            evaluation=config.predict,
+            data=config.data,
+            supernet=at.trained,
+            device=device,
+            workers=at.workers,
+        )
+        return stage.run(request, client, at.workspace(out, progress))
 
 
 def _settings_of_policies(at: Context) -> dict[str, Any]:

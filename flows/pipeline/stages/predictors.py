@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tasks.measuring import runtime_options as engine
     from tasks.measuring.profile import ProfilePlan
     from tasks.measuring.profile import plan as make_plan
+    from tasks.measuring.subnets import LeasedDevice
     from tasks.prediction import latency, resources, sensitivity
 else:
     globals().update(later_names(__file__))
@@ -60,14 +61,14 @@ def _profile_device_s(at: Context) -> float | None:
 
 
 def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
-    given = (at.config.predict, at.config.data, at.trained)
-    return sensitivity.run(*given, out, progress, at.store, at.workers)
+    workspace = at.workspace(out, progress)
+    return sensitivity.run(at.config.predict, at.config.data, at.trained, workspace, at.workers)
 
 
 def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
-    config, exact = at.config, at.output("sensitivities").folder
-    given = (config.predict, Int8(config.export.quantise), config.data, at.trained, exact)
-    return sensitivity.run_int8(*given, out, progress, at.store, at.workers)
+    settings, exact = at.config.predict, at.output("sensitivities").folder
+    precision, workspace = Int8(at.config.export.quantise), at.workspace(out, progress)
+    return sensitivity.run_int8(settings, precision, at.config.data, at.trained, exact, workspace, at.workers)
 
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -86,8 +87,8 @@ def _resources(at: Context, out: Path, progress: Progress) -> StageResult:
 def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.engine_of(at.device)
     with at.run.devices.exclusive(at.device) as client:
-        given = (settings, at.supernet, at.device, client, out, progress, at.batch)
-        return engine.run(*given, by_operator=_by_operator(at))
+        device = LeasedDevice(name=at.device, client=client, batch=at.batch)
+        return engine.run(settings, at.supernet, device, out, progress, by_operator=_by_operator(at))
 
 
 def _by_operator(at: Context) -> bool:

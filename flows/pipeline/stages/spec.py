@@ -18,7 +18,7 @@ from flows.pipeline.run import Output, StageRun, Surroundings
 from flows.pipeline.versions import code_version, user_code_version
 from flows.storage import SUBNETS_FOLDER
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
-from tasks.base.artifacts import SubNetStore, digest_of, key_settings
+from tasks.base.artifacts import SubNetStore, Workspace, digest_of, key_settings
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITIES_FILE, AccuracyValidation, Uncertainty
@@ -206,6 +206,10 @@ class Context:
     def store(self) -> SubNetStore:
         """SubNets measured by stages, in all runs with this output folder."""
         return SubNetStore(self.config.folder / SUBNETS_FOLDER, code_version(*MEASURES), digest_of(self.data))
+
+    def workspace(self, out: Path, progress: Progress) -> Workspace:
+        """The stage's folder, its listener, and the store of SubNets."""
+        return Workspace(out=out, progress=progress, store=self.store)
 
     @property
     def workers(self) -> EvaluationWorkers | None:

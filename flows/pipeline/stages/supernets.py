@@ -62,10 +62,15 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
     rules = {name: config.limited_memory_of(name) for name in config.device}
     if isinstance(config, AdaptConfig):
         return check.supernet(config.supernet, config.search, rules)
-    first = config.pretraining
-    space = first.space_of(config.space)
-    settings = config.compile, config.model, config.data, config.space, config.search
-    return check.network(*settings, rules, first, space, _budget_check(at, out, progress))
+    given = check.UncompiledNetwork(
+        settings=config.compile,
+        model=config.model,
+        data=config.data,
+        space=config.space,
+        first=config.pretraining,
+        backbone_space=config.pretraining.space_of(config.space),
+    )
+    return check.network(given, config.search, rules, _budget_check(at, out, progress))
 
 
 def _budget_check(at: Context, out: Path, progress: Progress) -> check.BudgetCheck:

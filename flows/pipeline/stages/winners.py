@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tasks.data import load_splits
     from tasks.evaluation.subnets import EvaluationData
     from tasks.export.adapted import read_side_files
-    from tasks.export.bundles import FurtherFormat, further_formats
+    from tasks.export.bundles import BundleContents, FurtherFormat, further_formats
     from tasks.prediction.accuracy import AccuracyPredictor
     from tasks.prediction.latency import LatencyPredictor
     from tasks.prediction.resources import EnergyPredictor
@@ -96,9 +96,19 @@ def _accuracy(at: Context) -> Path:
     return at.sensitivities(_searched(at)[0])
 
 
-def _images_of(at: Context) -> EvaluationData:
-    """The images for evaluating accuracies, in the precision of the devices."""
-    precision = at.config.precision_of(_searched(at)[0])
+def searched_supernet(at: Context, device: str) -> search.SearchedSuperNet:
+    """The trained SuperNet after a search, with its predictor and images in the precision of a device."""
+    return search.SearchedSuperNet(
+        supernet=at.trained,
+        accuracy=AccuracyPredictor.load(at.sensitivities(device)),
+        images=_images_of(at, device),
+        store=at.store,
+    )
+
+
+def _images_of(at: Context, device: str) -> EvaluationData:
+    """The images for evaluating accuracies, in the precision of a device."""
+    precision = at.config.precision_of(device)
     return images_of(at.config.predict, at.config.data, at.workers).in_precision(precision)
 
 
@@ -143,12 +153,17 @@ def _of_devices(devices: Sequence[str], *files: str) -> tuple[str, ...]:
 
 
 def _search(at: Context, out: Path, progress: Progress) -> StageResult:
-    predictor = AccuracyPredictor.load(_accuracy(at))
-    images = _images_of(at) if _evaluates(at) else None
-    targets = [one.target() for one in _given(at)]
-    told = at.uncertainty(_searched(at)[0])
-    found = search.run(at.trained, targets, predictor, at.config.search, out, progress, images, told)
-    return found if len(targets) > 1 else found[targets[0].name]
+    names = _searched(at)
+    request = search.SearchRequest(
+        supernet=at.trained,
+        accuracy=AccuracyPredictor.load(_accuracy(at)),
+        images=_images_of(at, names[0]) if _evaluates(at) else None,
+        targets=[one.target() for one in _given(at)],
+        settings=at.config.search,
+        uncertainty=at.uncertainty(names[0]),
+    )
+    found = search.run(request, out, progress)
+    return found if len(names) > 1 else found[names[0]]
 
 
 def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str, Output]:
@@ -185,12 +200,11 @@ SEARCH = StageSpec(
 
 def _refine(at: Context, out: Path, progress: Progress) -> StageResult:
     config, names = at.config, _searched(at)
-    predicted, images = AccuracyPredictor.load(_accuracy(at)), _images_of(at)
+    searched = searched_supernet(at, names[0])
     searches = {name: at.output("search", name).folder for name in names}
     with _timed(at) as devices:
-        given = (at.trained, devices, predicted, images, out, progress, at.store)
-        refine.measure(config.refine, config.predict, *given)
-    found = refine.choose(config.refine, at.trained, searches, predicted, images, out, progress, at.store)
+        refine.measure(config.refine, config.predict, searched, devices, out, progress)
+    found = refine.choose(config.refine, searched, searches, out, progress)
     return found if len(names) > 1 else found[names[0]]
 
 
@@ -347,19 +361,20 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         settings = settings.model_copy(update={"bundle": False, "blocks": False, "adaptable": False})
     placed = placements(at)
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
-        data, provenance = _images(at), _provenance(at)
-        given = (at.trained, found, data, client, out, progress, at.batch, provenance, at.store)
-        implementations = ChosenImplementations.read(at.implementations())
-        known = (
-            _substitutes(at),
-            implementations,
-            _policies(at),
-            at.config.policy.rules,
-            formats,
-            _elsewhere(at),
-            placed,
+        request = tasks.export.ExportRequest(
+            settings=settings,
+            supernet=at.trained,
+            search=found,
+            data=_images(at),
+            batch=at.batch,
+            provenance=_provenance(at),
+            substitutes=_substitutes(at),
+            implementations=ChosenImplementations.read(at.implementations()),
+            policies=_policies(at),
+            elsewhere=_elsewhere(at),
+            contents=BundleContents(rules=at.config.policy.rules, formats=formats, placements=placed),
         )
-        return tasks.export.run(settings, *given, *known)
+        return tasks.export.run(request, client, at.workspace(out, progress))
 
 
 def _elsewhere(at: Context) -> frozenset[str]:

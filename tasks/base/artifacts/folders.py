@@ -361,3 +361,12 @@ class SubNetStore:
 
 
 NO_STORE = SubNetStore()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """The place of a stage's work: its folder `out`, its listener, and the records of SubNets that stages share."""
+
+    out: Path
+    progress: Progress
+    store: SubNetStore = NO_STORE

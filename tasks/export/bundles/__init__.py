@@ -7,13 +7,15 @@ from importing import public_names
 if TYPE_CHECKING:
     from tasks.export.bundles.extras import require_adaptable, require_blocks, single_replacements
     from tasks.export.bundles.formats import FurtherFormat, further_formats
-    from tasks.export.bundles.writing import PlacementWriter, write_bundle
+    from tasks.export.bundles.writing import BundleContents, BundleRequest, PlacementWriter, write_bundle
     from tasks.export.settings import BUNDLE_FOLDER, required_files
 else:
     __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
     "BUNDLE_FOLDER",
+    "BundleContents",
+    "BundleRequest",
     "FurtherFormat",
     "PlacementWriter",
     "further_formats",

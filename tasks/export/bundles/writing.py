@@ -42,9 +42,8 @@ from adaptive_runtime.weights import NormStatistics
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import Choice, Statistics, SuperNet
 from tailor_ir.subnets.shared_weights import WEIGHTS_FILE
-from tasks.base.artifacts import write_bytes
+from tasks.base.artifacts import Workspace, write_bytes
 from tasks.base.errors import UserError
-from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Bundle, Card, FileTensor
 from tasks.data.dataset import describe
 from tasks.data.problems import CLASSIFICATION, require
@@ -96,34 +95,49 @@ class PlacementWriter(Protocol):
         ...
 
 
-def write_bundle(
-    settings: Settings,
-    net: SuperNet,
-    cards: Sequence[Card],
-    images: EvaluationData,
-    out: Path,
-    progress: Progress,
-    device: Capabilities,
-    policies: Mapping[str, SubnetPolicy] | None = None,
-    accuracies: Mapping[str, Mapping[str, Accuracy]] | None = None,
-    rules: str | None = None,
-    formats: Sequence[FurtherFormat] = (),
-    adapted: Adapted | None = None,
-    placements: PlacementWriter | None = None,
-) -> Bundle:
-    """Write `out`/bundle with the SubNets of these model cards, each checked against torch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleContents:
+    """Contents of a bundle beside its SubNets in the formats of its device.
 
-    policies: by digest, of SubNets with exits. accuracies: by split and digest, for block segments. rules: by which the device
-    chooses. formats: further formats of the SubNets. `bytes_alone`: of the ONNX files, if these were exported. adapted: SubNets
-    in adapted form. placements: SubNets over devices. The folder appears whole, or not at all. UserError: the key cannot be
-    read, or rules need unknown values of SubNets.
+    rules: by which the device chooses SubNets. formats: further formats of the SubNets. placements: of SubNets over devices.
     """
-    _check(settings, images)
+
+    rules: str | None = None
+    formats: Sequence[FurtherFormat] = ()
+    placements: PlacementWriter | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRequest:
+    """The SubNets of a bundle by their model cards, and their device.
+
+    images: for statistics and checks. policies: by digest, of SubNets with exits. accuracies: by split and digest, for block
+    segments. adapted: SubNets in adapted form.
+    """
+
+    settings: Settings
+    net: SuperNet
+    cards: Sequence[Card]
+    images: EvaluationData
+    device: Capabilities
+    policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
+    accuracies: Mapping[str, Mapping[str, Accuracy]] = field(default_factory=dict)
+    adapted: Adapted = field(default_factory=dict)
+    contents: BundleContents = BundleContents()
+
+
+def write_bundle(request: BundleRequest, workspace: Workspace) -> Bundle:
+    """Write the folder `bundle` in the stage's folder, with every SubNet checked against torch.
+
+    `bytes_alone`: of the ONNX files, if these were exported. The folder appears whole, or not at all. UserError: the key cannot
+    be read, or rules need unknown values of SubNets.
+    """
+    settings, cards, out, progress = request.settings, request.cards, workspace.out, workspace.progress
+    _check(settings, request.images)
     final, partial, key = out / BUNDLE_FOLDER, out / f"{BUNDLE_FOLDER}.partial", _key(settings)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    of_subnets = policies or {}, accuracies or {}, rules, formats, adapted or {}, placements
-    writer = _Writer(settings, net, images, out, partial, device, *of_subnets)
+    writer = _Writer(request=request, out=out, folder=partial)
     with progress.bar("bundle", len(cards)) as bar:
         rows = writer.write_all(cards, bar.advance)
     worst, difference = writer.worst(rows)
@@ -169,27 +183,30 @@ def _key(settings: Settings) -> bytes | None:
         raise UserError("export.bundle_key", str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Writer:
     """Writes the files of a bundle into `folder`. out: the stage's folder. broken: SubNets whose outputs are not finite.
 
     of_blocks: the largest difference of block chains from torch, if these are written.
     """
 
-    settings: Settings
-    net: SuperNet
-    images: EvaluationData
+    request: BundleRequest
     out: Path
     folder: Path
-    device: Capabilities
-    policies: Mapping[str, SubnetPolicy]
-    accuracies: Mapping[str, Mapping[str, Accuracy]]
-    rules: str | None
-    formats: Sequence[FurtherFormat]
-    adapted: Adapted
-    placements: PlacementWriter | None
     broken: list[str] = field(default_factory=list)
     of_blocks: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        return self.request.settings
+
+    @property
+    def net(self) -> SuperNet:
+        return self.request.net
+
+    @property
+    def images(self) -> EvaluationData:
+        return self.request.images
 
     def write_all(self, cards: Sequence[Card], advance: Callable[[], None]) -> list[BundledSubNet]:
         """Write all files but the manifest; returns the rows of the SubNets."""
@@ -209,7 +226,7 @@ class _Writer:
             write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
-            own = self.adapted.get(card.digest)
+            own = self.request.adapted.get(card.digest)
             module = net.build(card.config, statistics[card.digest]).eval() if own is None else own.subnet
             inputs, expected = references(net, module, card.config, self.images, self.settings.check_images)
             rows.append(self._row(card, statistics[card.digest], inputs, expected))
@@ -225,7 +242,7 @@ class _Writer:
         run = self._run("onnx").settings
         prepared = told_preparation(preparation(describe(self.images.dataset), net.input_shapes(config)))
         assert isinstance(prepared, ImagePreparation), "blocks are searched with images alone"
-        found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.accuracies)
+        found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.request.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
 
     def worst(self, rows: Sequence[BundledSubNet]) -> tuple[str, float]:
@@ -239,31 +256,31 @@ class _Writer:
     def manifest(self, cards: Sequence[Card], rows: Sequence[BundledSubNet]) -> BundleManifest:
         """The manifest of the files in the folder."""
         errors = [abs(row.predicted_ms / row.latency.p50_ms - 1) for row in rows if row.latency is not None]
-        formats = {name for row in rows for name in row.nets}
+        formats, rules = {name for row in rows for name in row.nets}, self.request.contents.rules
         manifest = BundleManifest(
             batch=self.net.batch,
             files={file.name: _facts(file) for file in sorted(self.folder.iterdir())},
             subnets=tuple(rows),
             runs=self._runs(formats),
             classes=cards[0].classes,
-            device=BundleDevice(**{name: getattr(self.device, name) for name in BundleDevice.model_fields}),
+            device=BundleDevice(**{name: getattr(self.request.device, name) for name in BundleDevice.model_fields}),
             made_from=BundleOrigin.model_validate(cards[0].made_from.model_dump()),
             predicted_error=mean(errors) if errors else None,
             calibration=CALIBRATION_FILE,
             source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
-            policy=self.rules,
+            policy=rules,
             problem=None if self.images.problem.name == CLASSIFICATION.name else self.images.problem.name,
         )
-        if self.rules is not None:
+        if rules is not None:
             try:
-                parse_rules(self.rules).check(BundleVariants.of(manifest, *manifest.known_formats).table)
+                parse_rules(rules).check(BundleVariants.of(manifest, *manifest.known_formats).table)
             except AdaptiveError as error:
                 raise UserError("policy.rules", str(error)) from error
         return manifest
 
     def _statistics(self, card: Card) -> Statistics:
         """A SubNet's own tensors, including BatchNorm statistics; for a chain, also those of its heads."""
-        own = own_tensors(self.net, dict(card.config), self.images, self.adapted)
+        own = own_tensors(self.net, dict(card.config), self.images, self.request.adapted)
         return chain_statistics(self.net, card.config, chain_exits(card), self.images) | own
 
     def _row(self, card: Card, statistics: Statistics, inputs: Images, expected: Images) -> BundledSubNet:
@@ -278,14 +295,13 @@ class _Writer:
             nets["ncnn"] = self._ncnn(card, chains.get("ncnn"))
         best = chains.get("ncnn" if "ncnn" in nets else "onnx")
         nets |= self._further(card, nets, chains.get("ncnn"), (inputs, expected))
-        policy = self.policies.get(card.digest)
+        policy = self.request.policies.get(card.digest)
         manifest, thresholds = (None, None) if best is None else (best.manifest, best.thresholds)
         row = subnet_row(self.net, card, nets, manifest, thresholds, policy)
-        if self.placements is None:
+        if (placements := self.request.contents.placements) is None:
             return row
-        return row.model_copy(
-            update={"placement": self.placements.write(self.net, card.config, statistics, self.folder, self.images)}
-        )
+        placed = placements.write(self.net, card.config, statistics, self.folder, self.images)
+        return row.model_copy(update={"placement": placed})
 
     def _further(
         self,
@@ -296,7 +312,7 @@ class _Writer:
     ) -> dict[BundleFormat, BundledNet]:
         """The SubNet in further formats. chain: of ncnn, if the device runs it."""
         found: dict[BundleFormat, BundledNet] = {}
-        for one in self.formats:
+        for one in self.request.contents.formats:
             if card.digest not in one.rows:
                 continue
             if one.form in nets:
@@ -368,17 +384,17 @@ class _Writer:
 
     @property
     def _takes_ncnn(self) -> bool:
-        return "ncnn" in self.device.formats
+        return "ncnn" in self.request.device.formats
 
     def _runs(self, names: Collection[BundleFormat]) -> dict[BundleFormat, BundleRun]:
         """The run of files in each of some formats."""
         runs: dict[BundleFormat, BundleRun] = {name: self._run(name) for name in FORMATS}
-        runs |= {one.form: one.run(self.settings.tolerance) for one in self.formats}
+        runs |= {one.form: one.run(self.settings.tolerance) for one in self.request.contents.formats}
         return {name: run for name, run in runs.items() if name in names}
 
     def _run(self, name: ChainFormat) -> BundleRun:
         """The run of files in one format: as on the device, or, if it does not take them, with as many threads."""
-        device = self.device
+        device = self.request.device
         measured = device.backend == RUNTIMES[name] and device.provider in ON_CPU
         settings = device.engine.applied(device.settings, device.engine_options)
         precision: Precision = device.precision if measured and device.precision != "int8" else "fp32"

@@ -40,7 +40,7 @@ from tasks.measuring.runtime_options.settings import (
     TriedChoice,
 )
 from tasks.measuring.runtime_options.timing import LEAST_ROUNDS, Comparison, EngineTimer, compare, step_of
-from tasks.measuring.subnets import validation_configs
+from tasks.measuring.subnets import LeasedDevice, validation_configs
 
 SLOWER = 0.1
 """A choice that costs more than this share of the time in the first round is not timed again."""
@@ -235,29 +235,27 @@ KINDS = ("largest", "smallest")
 def run(
     settings: Settings,
     supernet: Path,
-    device: str,
-    client: AgentClient,
+    device: LeasedDevice,
     out: Path,
     progress: Progress,
-    batch: int = 1,
     *,
     by_operator: bool = False,
 ) -> StageResult:
-    """Choose the engine of a device (its name); writes and returns `engine.json`.
+    """Choose the engine of a device, whose client has the runtime's defaults; writes and returns `engine.json`.
 
     by_operator: options that can be chosen for single operators are not tried, since a later stage chooses them per operator.
-    The client has the runtime's defaults and holds the lease. A second call resumes from the times in `out`. UserError for a
-    fixed choice that the device lacks, or that changes outputs.
+    A second call resumes from the times in `out`. UserError for a fixed choice that the device lacks, or that changes outputs.
     """
+    client = device.client
     found = client.capabilities()
-    fixed = _fixed(settings, device, found)
+    fixed = _fixed(settings, device.name, found)
     if not found.engine_options or not settings.wanted:
-        return _file(device, found, fixed, fixed).write(out / ENGINE_FILE)
-    maker = ModelsOfSubNets(tailor_ir.load(supernet, batch=batch), settings, found)
+        return _file(device.name, found, fixed, fixed).write(out / ENGINE_FILE)
+    maker = ModelsOfSubNets(tailor_ir.load(supernet, batch=device.batch), settings, found)
     jobs, failed = maker.timed()
     check = OutputCheck(client, maker.whole(tuple(jobs)), settings.tolerance.of(found.precision), settings.seed)
     if fixed != DEFAULT_ENGINE and (reason := check.difference(fixed)):
-        raise UserError(_where(device), f"{fixed.text}: {reason}", next_step="leave it to the runtime's default")
+        raise UserError(_where(device.name), f"{fixed.text}: {reason}", next_step="leave it to the runtime's default")
     choices = sum(len(one.choices) + 1 for one in found.engine_options)
     with progress.bar("engine", choices * settings.rounds * len(jobs)) as bar:
         timer = EngineTimer(client, jobs, settings.measure, out / TIMES_FILE, bar)
@@ -265,7 +263,7 @@ def run(
         descent = Descent(settings, found.engine_options, timer, check.difference, by_operator)
         chosen, gain = _chosen(settings, fixed, descent, found)
     return (
-        _file(device, found, chosen, fixed)
+        _file(device.name, found, chosen, fixed)
         .model_copy(
             update={
                 "gain": None if gain is None else gain_of(gain),

@@ -16,14 +16,13 @@ from tasks.base.artifacts import digest_of, read_lines
 from tasks.base.pages.text import milliseconds
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Exports
-from tasks.base.schemas.placed import ChosenImplementations
 from tasks.base.schemas.stored import Config, StageResult
 from tasks.measuring.jobs import Calm, TimedLine, pieces
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import Settings as ProfileSettings
 from tasks.measuring.profile import operator_models
 from tasks.measuring.settings import TimingSettings
-from tasks.measuring.subnets import Subject, SubNetMeter
+from tasks.measuring.subnets import LeasedDevice, Subject, SubNetMeter
 from tasks.operations.nightly.records import NightTimes, OperatorRounds, Settings, SubNetRounds
 from tasks.prediction.layers import title
 
@@ -42,32 +41,32 @@ class NightSubNet:
     accuracy: float | None
 
 
-def time_device(
-    settings: Settings,
-    profile: ProfileSettings,
-    timing: TimingSettings,
-    net_folder: Path,
-    lut: Path,
-    exports: Exports,
-    implementations: ChosenImplementations,
-    client: AgentClient,
-    out: Path,
-    progress: Progress,
-    batch: int = 1,
-) -> StageResult:
-    """Write `times.json`; the caller holds the device's lease. AgentError when the device is gone; call again.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightRequest:
+    """A device's operators and SubNets to be timed on one night. profile: how operators are timed. timing: how SubNets are.
 
-    profile: how operators are timed. timing: how SubNets are. net_folder: of the trained SuperNet. lut: table of the device's
-    operators, which identifies the slowest ones. exports: the winners.
+    supernet: the trained one. lut: table of the device's operators, which identifies the slowest ones. exports: the winners.
     """
-    net = tailor_ir.load(net_folder, batch=batch)
+
+    settings: Settings
+    profile: ProfileSettings
+    timing: TimingSettings
+    supernet: Path
+    lut: Path
+    exports: Exports
+
+
+def time_device(device: LeasedDevice, request: NightRequest, out: Path, progress: Progress) -> StageResult:
+    """Write `times.json`. AgentError when the device is gone; call again."""
+    net, settings, timing = tailor_ir.load(request.supernet, batch=device.batch), request.settings, request.timing
     largest = net.space.digest(net.max_config)
-    operators = time_operators(slowest(net, Lut.open(lut), settings.operators), settings, profile, client, progress)
-    meter = SubNetMeter(net, client, timing.measure, timing.limits, settings.rounds, implementations)
-    subnets = time_subnets(_subnets(net, exports), meter, out / ROUNDS_FILE, progress)
-    how = [one.model_dump(mode="json") for one in (profile.measure, timing.measure)]
+    features = slowest(net, Lut.open(request.lut), settings.operators)
+    operators = time_operators(features, settings, request.profile, device.client, progress)
+    meter = SubNetMeter(net, device.client, timing.measure, timing.limits, settings.rounds, device.implementations)
+    subnets = time_subnets(_subnets(net, request.exports), meter, out / ROUNDS_FILE, progress)
+    how = [one.model_dump(mode="json") for one in (request.profile.measure, timing.measure)]
     return NightTimes(
-        measured_with=digest_of(*how, batch), largest=largest, operators=operators, subnets=subnets
+        measured_with=digest_of(*how, device.batch), largest=largest, operators=operators, subnets=subnets
     ).write(out / TIMES_FILE)
 
 

@@ -10,20 +10,20 @@ some budget takes.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 import tailor_ir
-from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement, MeasureSettings
 from solvers.front import hypervolume
 from tailor_ir import SuperNet
 from tasks.base.artifacts import NO_STORE, SubNetStore, digest_of
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
-from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
+from tasks.base.schemas.placed import OWN_CHOICES
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import (
     BASELINES_FILE,
@@ -41,18 +41,17 @@ from tasks.base.schemas.winners import (
     Winner,
 )
 from tasks.data import Dataset, DataSettings, load_splits
-from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, EvaluationWorkers, OtherPrecision, accuracies, accuracy_lines
+from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines
 from tasks.measuring import in_network as insitu
 from tasks.measuring.settings import RepeatedTimingSettings
-from tasks.measuring.subnets import Subject, SubNetMeter
+from tasks.measuring.subnets import LeasedDevice, Subject, SubNetMeter
 from tasks.prediction.accuracy import AccuracyPredictor
-from tasks.prediction.sensitivity import images_of
 from tasks.search import read_front
 from tasks.search.baselines.subnets import Trained, by_macs, frozen, random, uniform
 from tasks.search.problem import Codes
 from tasks.search.settings import MACS, RANDOM, UNIFORM, BaselineSettings
 from tasks.search.settings import Settings as SearchSettings
+from tasks.search.stage import SearchedSuperNet
 
 
 class Point(NamedTuple):
@@ -195,39 +194,39 @@ KNOWN, TRUE = "validation", "test"
 """The splits by which networks are chosen and judged."""
 
 
-def choose(
-    settings: BaselineSettings,
-    search: SearchSettings,
-    evaluation: EvaluationSettings,
-    supernet: Path,
-    accuracy: AccuracyPredictor,
-    data: DataSettings,
-    networks: Sequence[Trained],
-    fronts: Mapping[str, Path],
-    out: Path,
-    progress: Progress,
-    store: SubNetStore = NO_STORE,
-    precision: OtherPrecision | None = None,
-    workers: EvaluationWorkers | None = None,
-) -> StageResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRequest:
+    """The baselines of a SuperNet. search: how SubNets with few MACs are found. networks: those that are no SubNets.
+
+    data: with the validation images of `searched`. fronts: `front.json` by device.
+    """
+
+    settings: BaselineSettings
+    search: SearchSettings
+    searched: SearchedSuperNet
+    data: DataSettings
+    networks: Sequence[Trained]
+    fronts: Mapping[str, Path]
+
+
+def choose(request: BaselineRequest, out: Path, progress: Progress) -> StageResult:
     """Find the baselines, evaluate them and the winners of all devices; writes and returns `baselines.json`.
 
-    fronts: `front.json` by device. precision: precision of these devices; None: torch's precision. `rows` has a row for each
-    network of each baseline, with its SubNet's config or the folder of its separate network in `out`; `winners` has the winners
-    of each device. Accuracies are measured on the validation and the test images, with BatchNorm recalibrated, or taken from
-    the store. A second call in the same folder resumes.
+    `rows` has a row for each network of each baseline, with its SubNet's config or the folder of its separate network in `out`;
+    `winners` has the winners of each device. Accuracies are measured on the validation and the test images, with BatchNorm
+    recalibrated, or taken from the store. A second call in the same folder resumes.
     """
-    net = tailor_ir.load(supernet)
-    splits = load_splits(data)
-    validation = images_of(evaluation, data, workers).in_precision(precision)
-    images = {KNOWN: validation, TRUE: validation.of(splits["test"], limited=False)}
-    winners = {device: read_front(front).winners for device, front in fronts.items()}
+    searched, store = request.searched, request.searched.store
+    net = tailor_ir.load(searched.supernet)
+    splits = load_splits(request.data)
+    images = {KNOWN: searched.images, TRUE: searched.images.of(splits["test"], limited=False)}
+    winners = {device: read_front(front).winners for device, front in request.fronts.items()}
     count = max(map(len, winners.values()))
-    codes = _codes(net, settings, accuracy, search, count, progress)
+    codes = _codes(net, request.settings, searched.accuracy, request.search, count, progress)
     configs = {name: [net.space.decode(code) for code in rows] for name, rows in codes.items()}
     every = [config for rows in configs.values() for config in rows]
     every += [row.config for rows in winners.values() for row in rows]
-    found = _evaluated(net, supernet, every, images, out, progress, store)
+    found = _evaluated(net, searched.supernet, every, images, out, progress, store)
     subnets = [
         BaselineNetwork(baseline=name, network=None, **_subnet(net, config, found).to_json())
         for name, rows in configs.items()
@@ -235,7 +234,7 @@ def choose(
     ]
     others = [
         _own(network, splits["train"], images, out, f"{NETWORKS_FOLDER}/{number}", progress, store)
-        for number, network in enumerate(networks)
+        for number, network in enumerate(request.networks)
     ]
     return Baselines(
         rows=(*subnets, *others),
@@ -320,51 +319,53 @@ def _winner(row: Winner, described: Evaluated) -> EvaluatedWinner:
     return EvaluatedWinner(budget_ms=row.budget_ms, chosen_ms=row.measured_ms, **described.to_json())
 
 
-def compare_on(
-    device: str,
-    timing: RepeatedTimingSettings,
-    supernet: Path,
-    baselines: Path,
-    client: AgentClient,
-    out: Path,
-    progress: Progress,
-    batch: int = 1,
-    store: SubNetStore = NO_STORE,
-    implementations: ChosenImplementations = OWN_CHOICES,
-    in_situ: MeasureSettings | None = None,
-) -> StageResult:
-    """Time the baselines and the winners of one device on it; writes and returns `compared.json`. The caller holds the lease.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRequest:
+    """Baselines to be timed beside winners. baselines: the folder of `choose`. store: gets the latencies.
 
-    baselines: the folder of `choose`. Both sides are always timed here, side by side; the store gets their latencies. A second
-    call in the same folder resumes. implementations: implementations of the SuperNet's operators on the device; those of other
-    networks are chosen here, by timing their layers with `in_situ` (None: the runtime's own choices). UserError when no winner
-    can be measured.
+    in_situ: how the layers of networks that are no SubNets are timed, to choose implementations of their operators; None: these
+    have the runtime's own choices.
     """
-    net = tailor_ir.load(supernet, batch=batch)
-    chosen = Baselines.read(baselines / BASELINES_FILE)
-    rows, winners = chosen.rows, chosen.winners[device]
+
+    supernet: Path
+    baselines: Path
+    timing: RepeatedTimingSettings
+    in_situ: MeasureSettings | None = None
+    store: SubNetStore = NO_STORE
+
+
+def compare_on(device: LeasedDevice, request: ComparisonRequest, out: Path, progress: Progress) -> StageResult:
+    """Time the baselines and the winners of one device on it; writes and returns `compared.json`.
+
+    Both sides are always timed here, side by side. A second call in the same folder resumes. The SuperNet's operators have the
+    device's implementations; those of other networks are chosen here. UserError when no winner can be measured.
+    """
+    net, timing, in_situ = tailor_ir.load(request.supernet, batch=device.batch), request.timing, request.in_situ
+    chosen = Baselines.read(request.baselines / BASELINES_FILE)
+    rows, winners = chosen.rows, chosen.winners[device.name]
 
     def own(row: BaselineNetwork) -> Subject:
         """A network that is no SubNet, with the implementations that are fastest within it."""
-        other = tailor_ir.load(baselines / str(row.network), batch=batch)
+        other = tailor_ir.load(request.baselines / str(row.network), batch=device.batch)
         if in_situ is None:
             return Subject(row.digest, other, row.config, OWN_CHOICES)
-        bench = insitu.Bench(client, in_situ, "", timing.limits, out / IN_SITU_FILE.format(row.digest), progress)
+        lines = out / IN_SITU_FILE.format(row.digest)
+        bench = insitu.Bench(device.client, in_situ, "", timing.limits, lines, progress)
         return Subject(row.digest, other, row.config, insitu.chosen_in(other, bench))
 
     subjects = {net.space.digest(net.max_config): Subject(net.space.digest(net.max_config), net, net.max_config)}
     subnets = [*winners, *(row for row in rows if not row.network)]
     subjects |= {row.digest: Subject(row.digest, net, row.config) for row in subnets}
     subjects |= {row.digest: own(row) for row in rows if row.network}
-    meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds, implementations)
-    lines = meter.lines(store, supernet, out / TIMED_FILE, progress, anew=True)
+    meter = SubNetMeter(net, device.client, timing.measure, timing.limits, timing.rounds, device.implementations)
+    lines = meter.lines(request.store, request.supernet, out / TIMED_FILE, progress, anew=True)
     measured = meter.measure_all(list(subjects.values()), lines, progress, "measure baselines")
     timed = {one.key: one for one in measured}
     timed_rows = tuple(TimedNetwork(**row.to_json(), **_timed(timed[row.digest])) for row in rows)
     timed_winners = tuple(_timed_winner(row, timed[row.digest]) for row in winners)
     if not any(row.measured_ms for row in timed_winners):
-        raise UserError("baselines", f"no winner can be measured on '{device}': {timed_winners[0].reason}")
-    return _compared(device, timed_rows, timed_winners).write(out / COMPARED_FILE)
+        raise UserError("baselines", f"no winner can be measured on '{device.name}': {timed_winners[0].reason}")
+    return _compared(device.name, timed_rows, timed_winners).write(out / COMPARED_FILE)
 
 
 def _compared(device: str, rows: tuple[TimedNetwork, ...], winners: tuple[TimedWinner, ...]) -> Compared:

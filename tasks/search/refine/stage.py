@@ -12,7 +12,7 @@ the budget, the next best candidate is the winner. Budgets that the search made 
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +26,7 @@ from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
 from solvers.front import pareto_mask
 from tailor_ir import SuperNet
-from tasks.base.artifacts import NO_STORE, SubNetLines, SubNetStore, append_line, read_lines
+from tasks.base.artifacts import SubNetLines, SubNetStore, append_line, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
@@ -40,6 +40,7 @@ from tasks.base.schemas.winners import (
     Front,
     Learned,
     Likely,
+    Predicted,
     Proposal,
     Refinement,
     Replaced,
@@ -55,7 +56,7 @@ from tasks.search import read_front
 from tasks.search.refine.candidates import Budget, Pool, budgets_of
 from tasks.search.refine.known import Known, Latencies, evaluated_lines, known_ms, settled, winners, worth_evaluating
 from tasks.search.settings import RefineSettings
-from tasks.search.stage import Target
+from tasks.search.stage import SearchedSuperNet, Target
 
 CANDIDATES_FILE = "candidates.jsonl"
 TIMED_FILE = "timed.jsonl"
@@ -83,7 +84,7 @@ class SearchedDevice:
     implementations: ChosenImplementations = OWN_CHOICES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Timer:
     """Times SubNets on one device, into a file of `folder`; SubNets in that file or in the store are not timed again."""
 
@@ -106,7 +107,7 @@ class _Timer:
         return {one.key: one for one in found[1:]}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Bench:
     """Times and evaluates the SubNets of a pool. SubNets in `evaluated` are not evaluated again."""
 
@@ -147,46 +148,65 @@ class _Bench:
 def measure(
     settings: RefineSettings,
     timing: RepeatedTimingSettings,
-    supernet: Path,
+    searched: SearchedSuperNet,
     devices: Sequence[SearchedDevice],
-    accuracy: AccuracyPredictor,
-    images: EvaluationData,
     out: Path,
     progress: Progress,
-    store: SubNetStore = NO_STORE,
 ) -> None:
     """Time the candidates of every budget on each device; writes `measured.json`, for several devices into a folder of each.
 
-    devices: those of one search. images: for evaluating candidates; the next round learns from them. A second call in the same
-    folder resumes. Measurements of candidates in the store are used.
+    devices: those of one search. Candidates are evaluated, too; the next round learns from their accuracies. A second call in
+    the same folder resumes. Measurements of candidates in the store are used.
     """
-    plain = tailor_ir.load(supernet)
-    plain.elastic.to(images.device)
+    plain = tailor_ir.load(searched.supernet)
+    plain.elastic.to(searched.images.device)
     folders = folders_of(out, [device.target.name for device in devices])
     fronts = [read_front(device.search / FRONT_FILE) for device in devices]
-    pool = Pool(plain, [device.target for device in devices], accuracy, fronts)
+    pool = Pool(plain, [device.target for device in devices], searched.accuracy, fronts)
     budgets = budgets_of(pool, fronts, settings.margin)
     timers = [
-        _Timer(device, supernet, tailor_ir.load(supernet, batch=device.batch), timing, folder, store, progress)
+        _Timer(
+            device=device,
+            supernet=searched.supernet,
+            net=tailor_ir.load(searched.supernet, batch=device.batch),
+            timing=timing,
+            folder=folder,
+            store=searched.store,
+            progress=progress,
+        )
         for device, folder in zip(devices, folders, strict=True)
     ]
-    evaluated = evaluated_lines(store, supernet, images, out, progress)
-    asked_ms = [budget.budgets_ms for budget in budgets]
-    bench = _Bench(pool, timers, plain, images, fronts, asked_ms, out, evaluated, progress)
+    bench = _Bench(
+        pool=pool,
+        timers=timers,
+        plain=plain,
+        images=searched.images,
+        fronts=fronts,
+        budgets_ms=[budget.budgets_ms for budget in budgets],
+        out=out,
+        evaluated=evaluated_lines(searched.store, searched.supernet, searched.images, out, progress),
+        progress=progress,
+    )
     timed, smoothed_ms = _confirmed(settings, bench, _rounds(settings, bench, budgets))
     for number, (found, folder) in enumerate(zip(timed, folders, strict=True)):
-        candidates = (
-            Candidate(
-                **row.to_json(),
-                smoothed_ms=smoothed_ms[row.digest][number] if row.digest in smoothed_ms else None,
-                latency=found[row.digest],
-                accuracy=None,
-                loss=None,
-            )
-            for row in pool.rows(number)
-        )
+        own_ms = {digest: ms[number] for digest, ms in smoothed_ms.items()}
         asked = (Asked(budget_ms=budget.budgets_ms[number], own=tuple(budget.own)) for budget in budgets)
-        Candidates(candidates=tuple(candidates), budgets=tuple(asked), likely=pool.likely).write(folder / MEASURED_FILE)
+        candidates = tuple(_candidates(pool.rows(number), found, own_ms))
+        Candidates(candidates=candidates, budgets=tuple(asked), likely=pool.likely).write(folder / MEASURED_FILE)
+
+
+def _candidates(
+    rows: Iterable[Predicted], timed: Mapping[str, Measurement], smoothed_ms: Mapping[str, float]
+) -> Iterator[Candidate]:
+    """The candidates of one device, before their evaluation. timed, smoothed_ms: by digest."""
+    for row in rows:
+        yield Candidate(
+            **row.to_json(),
+            smoothed_ms=smoothed_ms.get(row.digest),
+            latency=timed[row.digest],
+            accuracy=None,
+            loss=None,
+        )
 
 
 def folders_of(out: Path, devices: Sequence[str]) -> list[Path]:
@@ -261,13 +281,10 @@ OF_THE_SEARCH = {"stopped", "generations"}
 
 def choose(
     settings: RefineSettings,
-    supernet: Path,
+    searched: SearchedSuperNet,
     searches: Mapping[str, Path],
-    accuracy: AccuracyPredictor,
-    images: EvaluationData,
     out: Path,
     progress: Progress,
-    store: SubNetStore = NO_STORE,
 ) -> dict[str, StageResult]:
     """Evaluate the SubNets that `measure` timed, and take the most accurate one within each budget; the `front.json` of each
     device.
@@ -278,8 +295,8 @@ def choose(
     that no SubNet keeps is the fastest SubNet (on several devices the nearest to the budgets), and `within_budget` is false. A
     second call resumes. UserError when no SubNet could be measured.
     """
-    net = tailor_ir.load(supernet)
-    net.elastic.to(images.device)
+    net = tailor_ir.load(searched.supernet)
+    net.elastic.to(searched.images.device)
     folders, fronts = folders_of(out, list(searches)), [read_front(one / FRONT_FILE) for one in searches.values()]
     tables = [Candidates.read(folder / MEASURED_FILE) for folder in folders]
     timed_ms = known_ms([{row.digest: row.latency for row in table.candidates} for table in tables])
@@ -288,8 +305,10 @@ def choose(
     budgets_ms = [tuple(row.budget_ms for row in rows) for rows in zip(*(one.winners for one in fronts), strict=True)]
     configs = {row.digest: row.config for row in tables[0].candidates}
     worth = worth_evaluating(timed_ms, budgets_ms)
-    lines = evaluated_lines(store, supernet, images, out, progress)
-    evaluated = accuracies(net, [configs[one] for one in worth], images, lines, progress, "evaluate candidates")
+    lines = evaluated_lines(searched.store, searched.supernet, searched.images, out, progress)
+    evaluated = accuracies(
+        net, [configs[one] for one in worth], searched.images, lines, progress, "evaluate candidates"
+    )
     found = dict(zip(worth, evaluated, strict=True))
     known = _known(tables, timed_ms, found)
     asked = {ms: number for number, ms in enumerate(budgets_ms)}
@@ -304,7 +323,8 @@ def choose(
             _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, digest, told)
             for ms, digest in chosen
         )
-        refinement = _refinement(settings, net, told, rows, accuracy, found, sum(ms not in asked for ms in budgets_ms))
+        moved = sum(ms not in asked for ms in budgets_ms)
+        refinement = _refinement(settings, net, told, rows, searched.accuracy, found, moved)
         changed = {"winners": rows, "front": _front(rows), "refinement": refinement}
         refined[name] = front.model_copy(update=changed).write(folder / FRONT_FILE)
     return refined

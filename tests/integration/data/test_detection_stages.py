@@ -9,7 +9,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 import tailor_ir
-from tasks.base.artifacts import read_lines
+from tasks.base.artifacts import Workspace, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.base.schemas.predictions import SENSITIVITIES_FILE, Sensitivities
@@ -64,7 +64,7 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sensitivities_are_points_of_map_and_boxes_are_drawn(supernet: Path, tmp_path: Path) -> None:
-    sensitivity.run(PREDICT, DATA, supernet, tmp_path, Silent())
+    sensitivity.run(PREDICT, DATA, supernet, Workspace(out=tmp_path, progress=Silent()))
     table = Sensitivities.read(tmp_path / SENSITIVITIES_FILE)
     assert {row.variable.rpartition(".")[2] for row in table.variables} == {"resolution", "width_mult"}
     lines = read_lines(tmp_path / sensitivity.EVALUATED_FILE)

@@ -19,7 +19,7 @@ import tailor_ir
 from profiling_agents.client import AgentClient, AgentError, MeasureSettings, local_agent
 from profiling_agents.messages import Measurement
 from tasks import export
-from tasks.base.artifacts import SubNetStore, read_lines
+from tasks.base.artifacts import SubNetStore, Workspace, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Bar, Silent
 from tasks.base.schemas.winners import Candidate, Candidates
@@ -86,7 +86,11 @@ def exported(
     out, images = tmp_path_factory.mktemp("export"), {**data, "test": counted}
     store = SubNetStore(out / "subnets")
     counted.read.clear()  # the other device's
-    return out, export.run(QUICK, supernet, search, images, device, out, Silent(), store=store)
+    return out, export.run(
+        export.ExportRequest(settings=QUICK, supernet=supernet, search=search, data=images),
+        device,
+        Workspace(out=out, progress=Silent(), store=store),
+    )
 
 
 def test_exports_agree_with_torch_and_are_measured(
@@ -141,7 +145,11 @@ def test_a_front_without_winners_is_refused_in_one_line(
 ) -> None:
     write_front(tmp_path, tailor_ir.load(supernet), [])
     with pytest.raises(UserError, match=r"front '.*front\.json': has no winner; search again: autotailor search"):
-        export.run(QUICK, supernet, tmp_path, data, device, tmp_path / "out", Silent())
+        export.run(
+            export.ExportRequest(settings=QUICK, supernet=supernet, search=tmp_path, data=data),
+            device,
+            Workspace(out=tmp_path / "out", progress=Silent()),
+        )
 
 
 def test_exported_onnx_has_the_subnets_own_statistics(
@@ -185,7 +193,11 @@ def test_finished_subnets_are_not_exported_again(
     lines = (out / export.DONE_FILE).read_text().splitlines()
     (out / export.DONE_FILE).write_text(lines[0] + "\n" + lines[1][:20])  # killed while the second was written
     untouched = {path: path.stat().st_mtime_ns for path in out.glob(f"{first['subnets'][0]['digest']}*")}
-    again = export.run(QUICK, supernet, search, data, device, out, Silent())
+    again = export.run(
+        export.ExportRequest(settings=QUICK, supernet=supernet, search=search, data=data),
+        device,
+        Workspace(out=out, progress=Silent()),
+    )
     assert again["subnets"][0] == first["subnets"][0]
     assert again["subnets"][1]["files"]["onnx"]["sha256"] == first["subnets"][1]["files"]["onnx"]["sha256"]
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
@@ -218,7 +230,11 @@ def test_a_winner_that_misses_its_budget_is_replaced_and_told(
     settings = QUICK.model_copy(
         update={"keep_winners": True}
     )  # of untrained SubNets the smaller is as good as the larger
-    result = export.run(settings, supernet, tmp_path, data, device, out, Silent(), substitutes=substitutes)
+    result = export.run(
+        export.ExportRequest(settings=settings, supernet=supernet, search=tmp_path, data=data, substitutes=substitutes),
+        device,
+        Workspace(out=out, progress=Silent()),
+    )
     replaced, kept = result["winners"]
     assert replaced["digest"] == replaced["subnet"]["digest"] == first["subnets"][1]["digest"]
     assert replaced["replaces"]["digest"] == kept["digest"] == first["subnets"][0]["digest"]
@@ -243,7 +259,11 @@ def test_the_largest_subnet_takes_budgets_that_it_keeps_from_less_accurate_ones(
     monkeypatch.setattr("tasks.export.stage._evaluated", lambda *_: {"validation": found, "test": found})
     settings = QUICK.model_copy(update={"formats": ("onnx",)})
     with local_agent("onnxruntime") as client, client.lease():
-        result = export.run(settings, supernet, tmp_path, data, client, tmp_path, Silent())
+        result = export.run(
+            export.ExportRequest(settings=settings, supernet=supernet, search=tmp_path, data=data),
+            client,
+            Workspace(out=tmp_path, progress=Silent()),
+        )
     small, largest = front.winners[0].digest, front.largest.digest
     assert [row["digest"] for row in result["winners"]] == [small, *[largest if correct > 50 else small] * 2]
     assert [card["digest"] for card in result["subnets"]] == ([small, largest] if correct > 50 else [small])
@@ -280,7 +300,11 @@ def test_a_device_that_is_lost_is_no_failed_file(
     with local_agent(backend="onnxruntime") as client, client.lease():
         (process,) = [one for one in psutil.Process().children() if one.pid not in before]
         with pytest.raises(AgentError, match=r"agent http.*not reachable"):
-            export.run(QUICK, supernet, search, data, client, tmp_path, Lost(process))
+            export.run(
+                export.ExportRequest(settings=QUICK, supernet=supernet, search=search, data=data),
+                client,
+                Workspace(out=tmp_path, progress=Lost(process)),
+            )
     assert not (tmp_path / export.DONE_FILE).exists()
     assert not (tmp_path / export.EXPORTS_FILE).exists()
 
@@ -290,7 +314,11 @@ def test_a_file_that_differs_from_torch_is_reported_and_not_kept(
     supernet: Path, search: Path, data: dict[str, EvaluationData], device: AgentClient, tmp_path: Path
 ) -> None:
     strict = QUICK.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
-    result = export.run(strict, supernet, search, data, device, tmp_path, Silent())
+    result = export.run(
+        export.ExportRequest(settings=strict, supernet=supernet, search=search, data=data),
+        device,
+        Workspace(out=tmp_path, progress=Silent()),
+    )
     for card in result["subnets"]:
         for file in card["files"].values():
             assert file["state"] == "failed"
@@ -309,7 +337,11 @@ def test_a_device_of_lower_precision_is_checked_with_its_own_tolerance(
         folder.mkdir()
     with local_agent("ncnn", options=["--precision", "bf16"]) as client, client.lease():
         kept, refused = (
-            export.run(settings, supernet, search, data, client, out, Silent())
+            export.run(
+                export.ExportRequest(settings=settings, supernet=supernet, search=search, data=data),
+                client,
+                Workspace(out=out, progress=Silent()),
+            )
             for settings, out in ((wide, folders[0]), (QUICK, folders[1]))
         )
     for card in kept["subnets"]:

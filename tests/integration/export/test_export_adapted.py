@@ -36,7 +36,7 @@ from tasks.adaptation import (
     make_method,
     save_adapted,
 )
-from tasks.base.artifacts import digest_of, read_lines
+from tasks.base.artifacts import Workspace, digest_of, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card, Exports
@@ -113,7 +113,13 @@ class Made(NamedTuple):
         chosen = export.Settings(measure=QUICK, **settings)
         with local_agent("onnxruntime") as client, client.lease():
             supernet, data = self.folder / "supernet", {"test": self.images}
-            found = export.run(chosen, supernet, self.folder / "search", data, client, out, Silent(), policies=policies)
+            found = export.run(
+                export.ExportRequest(
+                    settings=chosen, supernet=supernet, search=self.folder / "search", data=data, policies=policies
+                ),
+                client,
+                Workspace(out=out, progress=Silent()),
+            )
         return out, Exports.model_validate(found)
 
 

@@ -14,6 +14,7 @@ from adaptive_runtime.bundle.bundles import BlocksManifest, OpenBundle
 from profiling_agents.client import MeasureSettings, local_agent
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
@@ -39,7 +40,11 @@ def exported_on(supernet: Path, folder: Path, settings: export.Settings) -> Eval
     splits = load_splits(DataSettings(kind="digits", resolution=16))
     images = EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
     with local_agent("onnxruntime") as client, client.lease():
-        export.run(settings, supernet, folder, {"test": images}, client, folder, Silent())
+        export.run(
+            export.ExportRequest(settings=settings, supernet=supernet, search=folder, data={"test": images}),
+            client,
+            Workspace(out=folder, progress=Silent()),
+        )
     return images
 
 

@@ -21,6 +21,7 @@ from adaptive_runtime.pool import Variant
 from profiling_agents.client import MeasureSettings, local_agent
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Exports
@@ -73,7 +74,13 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     settings = export.Settings(measure=QUICK, bundle=True, bundle_key=key, adaptable=True)
     with local_agent(request.param) as client, client.lease():
         data = {"test": images}
-        found = export.run(settings, folder / "supernet", search, data, client, out, Silent(), policies=[policy])
+        found = export.run(
+            export.ExportRequest(
+                settings=settings, supernet=folder / "supernet", search=search, data=data, policies=[policy]
+            ),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     return Exported(out / "bundle", Exports.model_validate(found), key)
 
 

@@ -20,6 +20,7 @@ from adaptive_runtime.exits import Decider, Thresholds
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card, Exports
@@ -77,7 +78,13 @@ def exported_on(
     write_front(search, net, [(net.max_config, 1e6), (small, 1e6)])
     chosen = export.Settings.model_validate({"measure": QUICK, **settings})
     with client.lease():
-        result = export.run(chosen, supernet, search, {"test": images}, client, out, Silent(), policies=policies)
+        result = export.run(
+            export.ExportRequest(
+                settings=chosen, supernet=supernet, search=search, data={"test": images}, policies=policies
+            ),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     cards = Exports.model_validate(result).subnets
     x = next(iter(images.batches((16, 16))))[0][:IMAGES]
     answers = []
@@ -317,7 +324,11 @@ def test_chains_of_a_space_without_exits_are_refused_in_one_line(
         pytest.raises(UserError, match=r"export\.segments: true, but the space has no exits; allowed: auto, false; .*"),
     ):
         export.run(
-            export.Settings(segments=True), supernet, tmp_path, {"test": images}, client, tmp_path / "out", Silent()
+            export.ExportRequest(
+                settings=export.Settings(segments=True), supernet=supernet, search=tmp_path, data={"test": images}
+            ),
+            client,
+            Workspace(out=tmp_path / "out", progress=Silent()),
         )
 
 

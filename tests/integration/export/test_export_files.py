@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import tailor_ir
 from adaptive_runtime.bundle.bundles import OpenBundle
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card, Exports
@@ -27,7 +29,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.subnets import EvaluationData, statistics_of
-from tasks.export.bundles import write_bundle
+from tasks.export.bundles import BundleContents, BundleRequest, write_bundle
 from tasks.export.onnx_files import BATCHES, dynamic_batch, fact_file, properties
 from tests.support import SUPPORT
 from tests.support.fronts import write_front
@@ -64,7 +66,13 @@ def exported(
     folder, out = tmp_path_factory.mktemp("search"), tmp_path_factory.mktemp("export")
     front = write_front(folder, net, [(net.max_config, 1e6), (net.min_config, 1e6)], [net.min_config])
     with local_agent("onnxruntime") as client, client.lease():
-        result = export.run(SETTINGS, supernet, folder, {"test": images}, client, out, Silent(), provenance=PROVENANCE)
+        result = export.run(
+            export.ExportRequest(
+                settings=SETTINGS, supernet=supernet, search=folder, data={"test": images}, provenance=PROVENANCE
+            ),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     for row in front.winners:
         write_references(net, row.config, images, out)
     return out, result
@@ -130,7 +138,13 @@ def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
     )
     with local_agent("onnxruntime") as client, client.lease():
         supernet = tmp_path / "supernet"
-        result = export.run(settings, supernet, search, {"test": images}, client, out, Silent(), provenance=PROVENANCE)
+        result = export.run(
+            export.ExportRequest(
+                settings=settings, supernet=supernet, search=search, data={"test": images}, provenance=PROVENANCE
+            ),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     write_references(net, config, images, out)
     (card,) = result["subnets"]
     assert {name: file["state"] for name, file in card["files"].items()} == dict.fromkeys(settings.formats, "ok")
@@ -170,14 +184,21 @@ def test_a_bundle_has_common_weights_once(exported: tuple[Path, Mapping[str, Any
     assert all((out / "bundle" / row["nets"]["onnx"]["files"][0]).is_file() for row in index["subnets"])
 
 
+def bundle_of(
+    settings: export.Settings, supernet: Path, result: Mapping[str, Any], images: EvaluationData
+) -> BundleRequest:
+    """A bundle of exported SubNets."""
+    found = Exports.model_validate(result)
+    net = tailor_ir.load(supernet)
+    return BundleRequest(settings=settings, net=net, cards=found.subnets, images=images, device=found.device)
+
+
 def test_a_bundle_that_differs_from_torch_is_not_kept(
     exported: tuple[Path, Mapping[str, Any]], supernet: Path, images: EvaluationData, tmp_path: Path
 ) -> None:
     _, result = exported
     strict = SETTINGS.model_copy(update={"tolerance": export.Tolerance(fp32=1e-12)})
-    cards = [Card.model_validate(card) for card in result["subnets"]]
-    device = Exports.model_validate(result).device
-    told = write_bundle(strict, tailor_ir.load(supernet), cards, images, tmp_path, Silent(), device)
+    told = write_bundle(bundle_of(strict, supernet, result, images), Workspace(out=tmp_path, progress=Silent()))
     assert told.state == "failed"
     assert told.reason is not None
     assert "outputs differ from torch by" in told.reason
@@ -188,14 +209,15 @@ def test_a_bundle_has_the_rules_of_the_run_unless_it_cannot_follow_them(
     exported: tuple[Path, Mapping[str, Any]], supernet: Path, images: EvaluationData, tmp_path: Path
 ) -> None:
     _, result = exported
-    cards = [Card.model_validate(card) for card in result["subnets"]][:1]
-    given = SETTINGS, tailor_ir.load(supernet), cards, images, tmp_path, Silent(), Exports.model_validate(result).device
-    assert write_bundle(*given, rules="load > 80% -> latency first").state == "ok"
+    bundle, workspace = bundle_of(SETTINGS, supernet, result, images), Workspace(out=tmp_path, progress=Silent())
+    bundle = replace(bundle, cards=bundle.cards[:1])
+    ruled = replace(bundle, contents=BundleContents(rules="load > 80% -> latency first"))
+    assert write_bundle(ruled, workspace).state == "ok"
     assert OpenBundle.open(tmp_path / "bundle").manifest.policy == "load > 80% -> latency first"
     with pytest.raises(
         UserError, match=r"^policy\.rules: policy, rule 'energy first': needs the energy of variants, which"
     ):
-        write_bundle(*given, rules="energy first")
+        write_bundle(replace(bundle, contents=BundleContents(rules="energy first")), workspace)
 
 
 def test_a_model_card_tells_what_the_subnet_is_and_where_it_comes_from(

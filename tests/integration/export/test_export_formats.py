@@ -15,11 +15,12 @@ from profiling_agents.client import MeasureSettings, local_agent
 from profiling_agents.messages import Capabilities, Precision
 from tailor_ir import SuperNet
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.quantise import Settings as QuantiseSettings
 from tasks.evaluation.subnets import EvaluationData
-from tasks.export.bundles import FurtherFormat, further_formats
+from tasks.export.bundles import BundleContents, FurtherFormat, further_formats
 from tasks.export.operating_points import LevelRow, Levels
 from tests.support.fronts import write_front
 from tests.support.ir.networks import small_net
@@ -88,8 +89,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     )
     further: tuple[FurtherFormat, ...] = further_formats(levels, devices)
     with local_agent("onnxruntime") as client, client.lease():
-        given = (folder / "supernet", folder / "search", {"test": images}, client, folder / "out", Silent())
-        found = export.run(settings, *given, formats=further)
+        found = export.run(
+            export.ExportRequest(
+                settings=settings,
+                supernet=folder / "supernet",
+                search=folder / "search",
+                data={"test": images},
+                contents=BundleContents(formats=further),
+            ),
+            client,
+            Workspace(out=folder / "out", progress=Silent()),
+        )
     assert found["bundle"]["state"] == "ok", found["bundle"]
     bundle = folder / "out" / "bundle"
     return Exported(bundle, OpenBundle.open(bundle).manifest, levels)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card
 from tasks.data import DataSettings, load_splits
@@ -38,7 +39,11 @@ def exported(branches: int, folder: Path) -> tuple[tailor_ir.SuperNet, Evaluatio
     out.mkdir()
     write_front(search, net, [(net.max_config, 1e6)])
     with local_agent("onnxruntime") as client, client.lease():
-        result = export.run(SETTINGS, folder / "supernet", search, {"test": images}, client, out, Silent())
+        result = export.run(
+            export.ExportRequest(settings=SETTINGS, supernet=folder / "supernet", search=search, data={"test": images}),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     return net, images, Card.model_validate(result["subnets"][0]), out
 
 

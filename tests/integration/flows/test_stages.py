@@ -104,9 +104,9 @@ def substitutes_of(folder: Path, *words: str) -> Callable[[], tasks.export.Subst
 def test_what_a_search_leaves_stands_in_for_winners_that_miss(
     finished: dict[str, Any], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*given: Any) -> None:
-        (substitutes,) = (one for one in given if callable(one))
-        raise UserError("export", f"is given {type(substitutes()).__name__}")
+    def run(request: tasks.export.ExportRequest, *_: Any) -> None:
+        assert request.substitutes is not None
+        raise UserError("export", f"is given {type(request.substitutes()).__name__}")
 
     monkeypatch.setattr(tasks.export, "run", run)
     with pytest.raises(AssertionError):

@@ -11,6 +11,7 @@ import tailor_ir
 from flows.cli import main
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load_splits
@@ -96,7 +97,11 @@ def test_exported_onnx_files_take_the_batch_and_ncnn_files_one_sample(supernet: 
     write_front(tmp_path, net, [(config, 1.0)])
     settings = export.Settings(measure=QUICK, check_images=BATCH + 3, keep_winners=True)
     with local_agent("onnxruntime") as client, client.lease():
-        result = export.run(settings, supernet, tmp_path, data, client, tmp_path, Silent(), BATCH)
+        result = export.run(
+            export.ExportRequest(settings=settings, supernet=supernet, search=tmp_path, data=data, batch=BATCH),
+            client,
+            Workspace(out=tmp_path, progress=Silent()),
+        )
     (card,) = result["subnets"]
     assert card["input_shape"][0] == BATCH
     assert card["latency"]["p50_ms"] > 0

@@ -16,7 +16,7 @@ from tasks.base.progress import Bar, Silent
 from tasks.measuring import runtime_options as engine
 from tasks.measuring.runtime_options.settings import ChosenEngine
 from tasks.measuring.runtime_options.stage import TIMES_FILE, ModelsOfSubNets, OutputCheck
-from tasks.measuring.subnets import SubNetMeter
+from tasks.measuring.subnets import LeasedDevice, SubNetMeter
 from tests.support.tables.fixtures import device, supernet
 
 __all__ = ["device", "supernet"]
@@ -26,9 +26,13 @@ SETTINGS = engine.Settings(measure=QUICK, random_subnets=1, rounds=3, limit_s=10
 LOSING = {"ncnn": {"packing": "off"}, "onnxruntime": {"graph": "basic"}}
 
 
+def board(client: AgentClient) -> LeasedDevice:
+    return LeasedDevice(name="board", client=client)
+
+
 @pytest.mark.few("onnxruntime")
 def test_the_file_says_what_was_tried_and_what_came_out(device: AgentClient, supernet: Path, tmp_path: Path) -> None:
-    result = engine.run(SETTINGS, supernet, "board", device, tmp_path, Silent())
+    result = engine.run(SETTINGS, supernet, board(device), tmp_path, Silent())
     found = ChosenEngine.read(tmp_path / engine.ENGINE_FILE)
     assert result == json.loads((tmp_path / engine.ENGINE_FILE).read_text())
     options = {one.name: one for one in device.capabilities().engine_options}
@@ -51,7 +55,7 @@ def test_a_fixed_choice_is_taken_and_compared_with_the_defaults(
 ) -> None:
     fixed = LOSING[device.capabilities().backend]
     settings = SETTINGS.model_copy(update={"tune": False, "fixed": fixed})
-    engine.run(settings, supernet, "board", device, tmp_path, Silent())
+    engine.run(settings, supernet, board(device), tmp_path, Silent())
     found = ChosenEngine.read(tmp_path / engine.ENGINE_FILE)
     assert found.chosen == found.fixed == fixed
     assert found.tried == ()
@@ -88,9 +92,9 @@ def test_a_killed_stage_goes_on_without_timing_anything_again(
 ) -> None:
     patient = SETTINGS.model_copy(update={"limit_s": 600.0})  # it is killed before that, on any machine
     with pytest.raises(Killed):
-        engine.run(patient, supernet, "board", device, tmp_path, KilledProgress(30))
+        engine.run(patient, supernet, board(device), tmp_path, KilledProgress(30))
     before = read_lines(tmp_path / TIMES_FILE)
-    engine.run(SETTINGS, supernet, "board", device, tmp_path, Silent())
+    engine.run(SETTINGS, supernet, board(device), tmp_path, Silent())
     after = read_lines(tmp_path / TIMES_FILE)
     assert before
     assert after[: len(before)] == before
@@ -99,7 +103,7 @@ def test_a_killed_stage_goes_on_without_timing_anything_again(
 
 
 def test_without_anything_to_choose_nothing_is_timed(device: AgentClient, supernet: Path, tmp_path: Path) -> None:
-    engine.run(SETTINGS.model_copy(update={"tune": False}), supernet, "board", device, tmp_path, Silent())
+    engine.run(SETTINGS.model_copy(update={"tune": False}), supernet, board(device), tmp_path, Silent())
     assert ChosenEngine.read(tmp_path / engine.ENGINE_FILE).engine == DEFAULT_ENGINE
     assert not (tmp_path / TIMES_FILE).exists()
 
@@ -115,7 +119,7 @@ def test_an_unknown_fixed_choice_is_one_line(
     device: AgentClient, supernet: Path, tmp_path: Path, fixed: dict[str, str], line: str
 ) -> None:
     with pytest.raises(UserError, match=line) as refused:
-        engine.run(SETTINGS.model_copy(update={"fixed": fixed}), supernet, "board", device, tmp_path, Silent())
+        engine.run(SETTINGS.model_copy(update={"fixed": fixed}), supernet, board(device), tmp_path, Silent())
     assert "\n" not in str(refused.value)
 
 

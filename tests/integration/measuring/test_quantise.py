@@ -17,6 +17,7 @@ from torch import nn
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.conversion import onnx_of
@@ -71,8 +72,13 @@ def test_an_int8_file_is_smaller_and_loses_at_most_a_point(
     write_front(tmp_path / "search", net, [(net.max_config, 1e6)])
     settings = export.Settings(formats=("onnx", "onnx_int8"), measure=QUICK)
     with local_agent("onnxruntime") as client, client.lease():
-        found = (tmp_path / "supernet", tmp_path / "search", data, client, tmp_path / "out")
-        (card,) = export.run(settings, *found, Silent())["subnets"]
+        (card,) = export.run(
+            export.ExportRequest(
+                settings=settings, supernet=tmp_path / "supernet", search=tmp_path / "search", data=data
+            ),
+            client,
+            Workspace(out=tmp_path / "out", progress=Silent()),
+        )["subnets"]
     file = card["files"]["onnx_int8"]
     assert file["state"] == "ok", file["reason"]
     assert (file["precision"], file["on_device"]) == ("int8", True)

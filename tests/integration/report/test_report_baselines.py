@@ -15,6 +15,7 @@ from profiling_agents.messages import MeasureSettings
 from tasks import report, search
 from tasks.base.progress import Silent
 from tasks.data import DataSettings
+from tasks.measuring.subnets import LeasedDevice
 from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.settings import Settings as PredictSettings
@@ -42,12 +43,24 @@ Report = dict[str, Any]
 def with_baselines(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     chosen, compared = tmp_path_factory.mktemp("chosen"), tmp_path_factory.mktemp("compared")
     (device,) = sources.devices
-    accuracy = AccuracyPredictor.load(sources.sensitivities / sensitivity.SENSITIVITIES_FILE)
-    fronts = {device.name: device.search / search.FRONT_FILE}
-    data, settings = DataSettings(kind="digits", workers=1), search.Settings(generations=3)
-    baselines.choose(SETTINGS, settings, PREDICT, sources.supernet, accuracy, data, (), fronts, chosen, Silent())
+    data = DataSettings(kind="digits", workers=1)
+    searched = search.SearchedSuperNet(
+        supernet=sources.supernet,
+        accuracy=AccuracyPredictor.load(sources.sensitivities / sensitivity.SENSITIVITIES_FILE),
+        images=sensitivity.images_of(PREDICT, data),
+    )
+    request = baselines.BaselineRequest(
+        settings=SETTINGS,
+        search=search.Settings(generations=3),
+        searched=searched,
+        data=data,
+        networks=(),
+        fronts={device.name: device.search / search.FRONT_FILE},
+    )
+    baselines.choose(request, chosen, Silent())
+    comparison = baselines.ComparisonRequest(supernet=sources.supernet, baselines=chosen, timing=PREDICT)
     with local_agent(backend="onnxruntime") as client, client.lease():
-        baselines.compare_on(device.name, PREDICT, sources.supernet, chosen, client, compared, Silent())
+        baselines.compare_on(LeasedDevice(name=device.name, client=client), comparison, compared, Silent())
     return replace(sources, devices=[replace(device, compared=compared)])
 
 

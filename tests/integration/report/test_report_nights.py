@@ -6,12 +6,12 @@ import tailor_ir
 from profiling_agents.client import local_agent
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports
-from tasks.base.schemas.placed import OWN_CHOICES
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.measuring.profile import Settings as ProfileSettings
+from tasks.measuring.subnets import LeasedDevice
 from tasks.operations.nightly import NightTimes, Settings
-from tasks.operations.nightly.timing import ROUNDS_FILE, TIMES_FILE, slowest, time_device
+from tasks.operations.nightly.timing import ROUNDS_FILE, TIMES_FILE, NightRequest, slowest, time_device
 from tasks.report import Sources
 from tests.support.report.fixtures import PREDICT, QUICK, SUBNET
 
@@ -23,10 +23,16 @@ def times(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> NightTi
     """Of the device of the report's run, with lines of a night that was killed lying in the folder."""
     out, (device,) = tmp_path_factory.mktemp("watch"), sources.devices
     (out / ROUNDS_FILE).write_text("left\n")
-    exports, profile = Exports.read(device.export / EXPORTS_FILE), ProfileSettings(measure=QUICK, subnet=SUBNET)
-    given = (SETTINGS, profile, PREDICT, sources.supernet, device.profile / LUT_FOLDER, exports, OWN_CHOICES)
+    request = NightRequest(
+        settings=SETTINGS,
+        profile=ProfileSettings(measure=QUICK, subnet=SUBNET),
+        timing=PREDICT,
+        supernet=sources.supernet,
+        lut=device.profile / LUT_FOLDER,
+        exports=Exports.read(device.export / EXPORTS_FILE),
+    )
     with local_agent(backend="onnxruntime") as client, client.lease():
-        result = time_device(*given, client, out, Silent())
+        result = time_device(LeasedDevice(name=device.name, client=client), request, out, Silent())
     assert NightTimes.read(out / TIMES_FILE).to_json() == result
     return NightTimes.read(out / TIMES_FILE)
 

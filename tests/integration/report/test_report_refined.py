@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 
 from profiling_agents.client import local_agent
 from tasks import export, report, search
-from tasks.base.artifacts import read_json
+from tasks.base.artifacts import Workspace, read_json
 from tasks.base.pages.text import milliseconds, percent, size
 from tasks.base.progress import Silent
 from tasks.base.schemas.winners import MEASURED_FILE, Candidates, Front, Replaced
@@ -46,10 +46,14 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
         here = search.Target(name="here", latency=latency)
         validation = sensitivity.images_of(PREDICT, data)
         devices = [refine.SearchedDevice(here, device.search, lambda: nullcontext(client))]
-        refine.measure(settings, PREDICT, sources.supernet, devices, accuracy, validation, refined, Silent())
-        searches = {"here": device.search}
-        refine.choose(settings, sources.supernet, searches, accuracy, validation, refined, Silent())
-        export.run(formats, sources.supernet, refined, images, client, exported, Silent())
+        searched = search.SearchedSuperNet(supernet=sources.supernet, accuracy=accuracy, images=validation)
+        refine.measure(settings, PREDICT, searched, devices, refined, Silent())
+        refine.choose(settings, searched, {"here": device.search}, refined, Silent())
+        export.run(
+            export.ExportRequest(settings=formats, supernet=sources.supernet, search=refined, data=images),
+            client,
+            Workspace(out=exported, progress=Silent()),
+        )
     return dataclasses.replace(device, search=refined, export=exported)
 
 

@@ -27,9 +27,10 @@ from tasks.data import DataSettings, load_splits
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.ncnn.conversion import ConversionLimits
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy, count_correct, recalibrate_module
-from tasks.measuring.subnets import SubNetMeter
+from tasks.measuring.subnets import LeasedDevice, SubNetMeter
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.prediction.latency import Correction, LatencyPredictor
+from tasks.prediction.sensitivity import images_of
 from tasks.prediction.settings import Settings as PredictSettings
 from tasks.prediction.sums import Sums
 from tasks.search import baselines
@@ -70,7 +71,10 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     shares = [net.macs(config) / full for config in modifications(net.space)]
     table = sensitivities(net.space, [Accuracy(round(900 * s**0.1), 1000, 2 - s) for s in shares])
     target = search.Target(name="here", latency=latency)
-    search.run(folder / "supernet", [target], AccuracyPredictor(table), SEARCH, folder, Silent())
+    request = search.SearchRequest(
+        supernet=folder / "supernet", targets=[target], accuracy=AccuracyPredictor(table), settings=SEARCH
+    )
+    search.run(request, folder, Silent())
     sibling = timm.create_model("test_resnet", num_classes=10).eval()
     save_model(sibling, str(folder / "weights.safetensors"))
     tailor_ir.compile(sibling, torch.zeros(1, 3, 32, 32), {}).export({}, folder / "pruned.onnx")
@@ -94,10 +98,16 @@ def device() -> Iterator[AgentClient]:
 
 
 def chosen_in(case: Case, out: Path) -> StageResult:
-    fronts = {"here": case.front}
-    return baselines.choose(
-        SETTINGS, SEARCH, PREDICT, case.supernet, case.accuracy, DATA, case.networks, fronts, out, Silent()
+    searched = search.SearchedSuperNet(supernet=case.supernet, accuracy=case.accuracy, images=images_of(PREDICT, DATA))
+    request = baselines.BaselineRequest(
+        settings=SETTINGS,
+        search=SEARCH,
+        searched=searched,
+        data=DATA,
+        networks=case.networks,
+        fronts={"here": case.front},
     )
+    return baselines.choose(request, out, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +200,9 @@ def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     for row in chosen[1]["winners"]["here"]:  # what they were chosen by
         times = {"p50_ms": slow_ms, "p90_ms": slow_ms, "spread": 0.0, "n": 5, "reference_ms": slow_ms}
         known.append({"key": row["digest"], "state": "ok", "reason": None, **times})
-    arguments = ("here", PREDICT, case.supernet, chosen[0], device, tmp_path, Silent(), 1, store)
-    found = baselines.compare_on(*arguments)
+    here = LeasedDevice(name="here", client=device)
+    request = baselines.ComparisonRequest(supernet=case.supernet, baselines=chosen[0], timing=PREDICT, store=store)
+    found = baselines.compare_on(here, request, tmp_path, Silent())
     assert max(row["measured_ms"] for row in found["winners"]) < slow_ms
     assert read_json(tmp_path / baselines.COMPARED_FILE) == found
     lines = read_lines(tmp_path / "timed.jsonl")
@@ -205,7 +216,7 @@ def test_both_sides_are_timed_side_by_side_and_a_second_call_goes_on(
     assert found["within_budget_when_chosen"] is None
     assert set(found["baselines"]) == {"uniform", "random", "macs", "siblings", "pruning"}
     assert len(found["budgets"]) == len({row["budget_ms"] for row in found["winners"]})
-    again = baselines.compare_on(*arguments)
+    again = baselines.compare_on(here, request, tmp_path, Silent())
     assert len(read_lines(tmp_path / "timed.jsonl")) - len(lines) <= len(digests)
     assert [row["digest"] for row in again["rows"]] == [row["digest"] for row in found["rows"]]
 
@@ -219,11 +230,12 @@ def test_networks_that_are_no_subnets_run_by_kernels_of_their_own_choice_on_the_
     every = Baselines.read(few / baselines.BASELINES_FILE)  # SubNets that are compared on ncnn are converted, too
     others = tuple(row for row in every.rows if row.network)
     Baselines(rows=others, winners={"here": every.winners["here"][:1]}).write(few / baselines.BASELINES_FILE)
+    request = baselines.ComparisonRequest(supernet=case.supernet, baselines=few, timing=PREDICT, in_situ=in_situ)
     with local_agent(backend="ncnn") as client, client.lease():
-        arguments = ("here", PREDICT, case.supernet, few, client, tmp_path, Silent())
-        found = baselines.compare_on(*arguments, in_situ=in_situ)
+        here = LeasedDevice(name="here", client=client)
+        found = baselines.compare_on(here, request, tmp_path, Silent())
         files = {file: read_lines(file) for file in tmp_path.glob("in_situ_*.jsonl")}
-        baselines.compare_on(*arguments, in_situ=in_situ)
+        baselines.compare_on(here, request, tmp_path, Silent())
     assert len(files) == len([row for row in found["rows"] if row["network"]]) == 2
     for file, lines in files.items():
         assert {line["state"] for line in lines} == {"ok"}

@@ -60,6 +60,10 @@ class Case:
     def net(self) -> Any:
         return tailor_ir.load(self.supernet)
 
+    def searched(self, store: SubNetStore) -> search.SearchedSuperNet:
+        _, accuracy = self.predictors
+        return search.SearchedSuperNet(supernet=self.supernet, accuracy=accuracy, images=self.images, store=store)
+
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[AgentClient]:
@@ -92,7 +96,9 @@ def found_in(case: Case, budgets_ms: tuple[float, ...], folder: Path, **limits: 
     out = folder / "search"
     out.mkdir()
     latency, accuracy = case.predictors
-    search.run(case.supernet, [search.Target(name="here", latency=latency)], accuracy, settings, out, Silent())
+    target = search.Target(name="here", latency=latency)
+    request = search.SearchRequest(supernet=case.supernet, targets=[target], accuracy=accuracy, settings=settings)
+    search.run(request, out, Silent())
     return out
 
 
@@ -109,13 +115,14 @@ def refined(case: Case, found: Path, device: AgentClient, out: Path) -> StageRes
 def refined_on(
     case: Case, searches: dict[str, Path], device: AgentClient, out: Path, settings: refine.Settings, store: SubNetStore
 ) -> dict[str, StageResult]:
-    latency, accuracy = case.predictors
+    latency, _ = case.predictors
     devices = [
         refine.SearchedDevice(search.Target(name=name, latency=latency), folder, lambda: nullcontext(device))
         for name, folder in searches.items()
     ]
-    refine.measure(settings, PREDICT, case.supernet, devices, accuracy, case.images, out, Silent(), store)
-    return refine.choose(settings, case.supernet, searches, accuracy, case.images, out, Silent(), store)
+    searched = case.searched(store)
+    refine.measure(settings, PREDICT, searched, devices, out, Silent())
+    return refine.choose(settings, searched, searches, out, Silent())
 
 
 def records(store: SubNetStore, what: str) -> list[dict[str, Any]]:
@@ -219,9 +226,7 @@ def test_what_the_store_has_is_not_evaluated_again(
     out, front = result
     shutil.copy(out / refine.MEASURED_FILE, tmp_path)
     before = records(case.store, "accuracy")
-    found = refine.choose(
-        SETTINGS, case.supernet, {"here": searched}, case.predictors[1], case.images, tmp_path, Silent(), case.store
-    )
+    found = refine.choose(SETTINGS, case.searched(case.store), {"here": searched}, tmp_path, Silent())
     assert found == {"here": front}
     assert records(case.store, "accuracy") == before
     evaluated = {line["digest"]: line for line in read_lines(tmp_path / "evaluated.jsonl")}
@@ -298,7 +303,8 @@ def test_together_candidates_are_timed_on_each_device_and_evaluated_once(
         | {"device_budgets_ms": {name: [budget_ms] for name, budget_ms in budgets_ms.items()}}
     )
     targets = [search.Target(name=name, latency=latency) for name in budgets_ms]
-    search.run(case.supernet, targets, accuracy, asked, tmp_path / "search", Silent())
+    request = search.SearchRequest(supernet=case.supernet, targets=targets, accuracy=accuracy, settings=asked)
+    search.run(request, tmp_path / "search", Silent())
     searches, out = {name: tmp_path / "search" / name for name in budgets_ms}, tmp_path / "out"
     out.mkdir()
     fronts = refined_on(case, searches, device, out, refine.Settings(candidates=2, rounds=1), NO_STORE)

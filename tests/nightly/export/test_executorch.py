@@ -12,6 +12,7 @@ import tailor_ir
 from profiling_agents.client import MeasureSettings, ModelJob, local_agent
 from profiling_agents.messages import LayerTiming
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
@@ -132,7 +133,13 @@ def test_an_exported_program_is_checked_and_reproduces_torch(tmp_path: Path) -> 
     write_front(search, net, [(config, 1e6)])
     settings = export.Settings(formats=("executorch", "onnx"), measure=MEASURE, keep_winners=True)
     with local_agent("executorch") as client, client.lease():
-        result = export.run(settings, tmp_path / "supernet", search, {"test": images}, client, out, Silent())
+        result = export.run(
+            export.ExportRequest(
+                settings=settings, supernet=tmp_path / "supernet", search=search, data={"test": images}
+            ),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     (card,) = result["subnets"]
     file = card["files"]["executorch"]
     assert file["state"] == "ok", file

@@ -14,7 +14,7 @@ import tailor_ir
 from profiling_agents.client import AgentClient, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks import export, report, search
-from tasks.base.artifacts import Store
+from tasks.base.artifacts import Store, Workspace
 from tasks.base.progress import Silent
 from tasks.base.schemas.predictions import SENSITIVITIES_FILE
 from tasks.base.schemas.stored import StageResult
@@ -136,7 +136,10 @@ class SmallRun:
 
         given = stage("given", lambda out: evaluate_supernet(supernet, self.data, 64))
         enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, SILENT))
-        predicted = stage("sensitivities", lambda out: sensitivity.run(PREDICT, self.data, supernet, out, SILENT))
+        predicted = stage(
+            "sensitivities",
+            lambda out: sensitivity.run(PREDICT, self.data, supernet, Workspace(out=out, progress=SILENT)),
+        )
         validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=64)
         devices = []
         for backend in self.backends:
@@ -172,17 +175,26 @@ class SmallRun:
         latency = stage("latency", lambda out: latency_stage.run(PREDICT, supernet, profiled, client, out, SILENT))
         target = search.Target(name=name, latency=LatencyPredictor.load(latency / latency_stage.LATENCY_FILE))
         accuracies = AccuracyPredictor.load(predicted / SENSITIVITIES_FILE)
-        found = stage("search", lambda out: search.run(supernet, [target], accuracies, self.wish, out, SILENT)[name])
+        asked = search.SearchRequest(supernet=supernet, targets=[target], accuracy=accuracies, settings=self.wish)
+        found = stage("search", lambda out: search.run(asked, out, SILENT)[name])
 
         def refined(out: Path) -> StageResult:
             device = refine.SearchedDevice(target, found, lambda: nullcontext(client))
             wanted = refine.Settings(candidates=2, rounds=1)
-            refine.measure(wanted, PREDICT, supernet, [device], accuracies, validation, out, SILENT)
-            return refine.choose(wanted, supernet, {name: found}, accuracies, validation, out, SILENT)[name]
+            searched = search.SearchedSuperNet(supernet=supernet, accuracy=accuracies, images=validation)
+            refine.measure(wanted, PREDICT, searched, [device], out, SILENT)
+            return refine.choose(wanted, searched, {name: found}, out, SILENT)[name]
 
         chosen = stage("refine", refined) if self.refined else found
         samples = {"validation": validation, "test": validation.of(load_splits(self.data)["test"])}
-        exported = stage("export", lambda out: export.run(self.files, supernet, chosen, samples, client, out, SILENT))
+        exported = stage(
+            "export",
+            lambda out: export.run(
+                export.ExportRequest(settings=self.files, supernet=supernet, search=chosen, data=samples),
+                client,
+                Workspace(out=out, progress=SILENT),
+            ),
+        )
         return report.DeviceSources(
             name=name, profile=profiled, latency=latency, search=chosen, export=exported, sensitivities=predicted
         )

@@ -14,7 +14,7 @@ from profiling_agents.client import local_agent
 from profiling_agents.messages import MeasureSettings
 from tailor_ir.spaces.selectors import SpaceSpec
 from tasks import export, report, search
-from tasks.base.artifacts import Store, append_line
+from tasks.base.artifacts import Store, Workspace, append_line
 from tasks.base.progress import Silent
 from tasks.base.schemas.results import BaseResult
 from tasks.base.schemas.stored import StageResult
@@ -67,7 +67,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
     network = timm.create_model("test_resnet", num_classes=10).eval()
     tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), SPACE).save(supernet)
     enumerated = stage("enumerate", lambda out: enumerating.run(supernet, out, silent))
-    accuracy = stage("sensitivities", lambda out: sensitivity.run(PREDICT, data, supernet, out, silent))
+    accuracy = stage(
+        "sensitivities", lambda out: sensitivity.run(PREDICT, data, supernet, Workspace(out=out, progress=silent))
+    )
     splits = load_splits(data)
     images = {"test": EvaluationData(splits["test"], splits["train"], limit=50, recalibration_images=64)}
     with local_agent(backend="onnxruntime") as client, client.lease():
@@ -76,12 +78,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
         latency = stage("latency", lambda out: latency_stage.run(PREDICT, supernet, profiled, client, out, silent))
         here = search.Target(name="here", latency=LatencyPredictor.load(latency / latency_stage.LATENCY_FILE))
         predictor = AccuracyPredictor.load(accuracy / sensitivity.SENSITIVITIES_FILE)
-        found = stage(
-            "search",
-            lambda out: search.run(supernet, [here], predictor, search.Settings(method="exact"), out, silent)["here"],
+        asked = search.SearchRequest(
+            supernet=supernet, targets=[here], accuracy=predictor, settings=search.Settings(method="exact")
         )
+        found = stage("search", lambda out: search.run(asked, out, silent)["here"])
         quick = export.Settings(measure=QUICK, keep_winners=True)
-        exported = stage("export", lambda out: export.run(quick, supernet, found, images, client, out, silent))
+        exported = stage(
+            "export",
+            lambda out: export.run(
+                export.ExportRequest(settings=quick, supernet=supernet, search=found, data=images),
+                client,
+                Workspace(out=out, progress=silent),
+            ),
+        )
     device = report.DeviceSources(
         name="here", profile=profiled, latency=latency, search=found, export=exported, sensitivities=accuracy
     )

@@ -13,6 +13,7 @@ from adaptive_runtime.bundle.chains import ExitChain
 from adaptive_runtime.exits import Thresholds
 from profiling_agents.client import MeasureSettings, local_agent
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Exports
 from tasks.data import DataSettings, load_splits
@@ -42,7 +43,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray
     settings = export.Settings(measure=MeasureSettings(time_cap_ms=10.0, warmup_ms=1.0, min_blocks=2, patience=0.0))
     (folder / "out").mkdir()
     with local_agent("onnxruntime") as client, client.lease():
-        result = export.run(settings, folder / "supernet", folder, {"test": images}, client, folder / "out", Silent())
+        result = export.run(
+            export.ExportRequest(settings=settings, supernet=folder / "supernet", search=folder, data={"test": images}),
+            client,
+            Workspace(out=folder / "out", progress=Silent()),
+        )
     (card,) = Exports.model_validate(result).subnets
     for name in ("onnx", "ncnn"):
         (folder / "out" / f"{card.digest}.{name}.segments").rename(folder / f"{name}.segments")

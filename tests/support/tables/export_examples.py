@@ -12,6 +12,7 @@ import tailor_ir
 from profiling_agents.client import AgentClient, MeasureSettings, local_agent
 from profiling_agents.messages import Engine
 from tasks import export
+from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.base.schemas.exports import Card, Exports
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
@@ -85,7 +86,11 @@ def export_on(client: AgentClient, supernet: Path, folder: Path, formats: tuple[
     write_front(search, net, [(net.max_config, 1e6)])
     settings = export.Settings.model_validate({"formats": formats, "measure": QUICK, **more.pop("settings", {})})
     with client.lease():
-        result = export.run(settings, supernet, search, {"test": images}, client, out, Silent(), **more)
+        result = export.run(
+            export.ExportRequest(settings=settings, supernet=supernet, search=search, data={"test": images}, **more),
+            client,
+            Workspace(out=out, progress=Silent()),
+        )
     height, width = net.input_shape(net.max_config)[-2:]
     x_BCHW = next(iter(images.batches((height, width))))[0][:1]
     with torch.inference_mode():

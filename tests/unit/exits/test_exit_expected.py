@@ -20,7 +20,7 @@ from tasks.exits.latency import ExpectedLatency, column_of, exits_of, expected_w
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
-from tasks.search import Settings, Target
+from tasks.search import SearchRequest, Settings, Target
 from tasks.search import run as search
 from tasks.search.results import read_front
 from tests.support import examples
@@ -96,7 +96,9 @@ def test_the_exact_search_by_expected_latency_finds_what_trying_all_finds(
     net.save(tmp_path / "supernet")
     accuracy = made_accuracy(net)
     target = Target(name="here", latency=latency)
-    search(tmp_path / "supernet", [target], accuracy, Settings(method="exact"), tmp_path, Silent())
+    settings = Settings(method="exact")
+    request = SearchRequest(supernet=tmp_path / "supernet", targets=[target], accuracy=accuracy, settings=settings)
+    search(request, tmp_path, Silent())
     front = read_front(tmp_path / "front.json")
     expected = weighed_by(latency, net.space, [0.6, 0.3, 0.1], PASSED_MS)
     found = expected_winners(net, target, expected, accuracy, front, Silent())

@@ -41,7 +41,9 @@ def searched(supernet: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     fastest, slowest = latency.predict(ends).tolist()
     asked = {"method": "exact", "budgets_ms": [1.01 * fastest, 0.99 * slowest, 2 * slowest]}
     target, out = search.Target(name="here", latency=latency), tmp_path_factory.mktemp("search")
-    search.run(supernet, [target], accuracy, search.Settings.model_validate(asked), out, Silent())
+    settings = search.Settings.model_validate(asked)
+    request = search.SearchRequest(supernet=supernet, targets=[target], accuracy=accuracy, settings=settings)
+    search.run(request, out, Silent())
     front = Front.read(out / search.FRONT_FILE)
     return SearchedSubstitutes(supernet, target, accuracy, front), (latency, accuracy), front
 

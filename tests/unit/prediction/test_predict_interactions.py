@@ -10,7 +10,7 @@ import torch
 
 import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks.base.artifacts import read_json, read_lines
+from tasks.base.artifacts import Workspace, read_json, read_lines
 from tasks.base.progress import Silent
 from tasks.base.schemas.stored import PointErrors
 from tasks.data import DataSettings, load_splits
@@ -139,7 +139,8 @@ def test_interactions_are_better_when_held_out_subnets_are_ordered_better() -> N
 
 def test_the_stage_uses_interactions_only_when_they_help_and_goes_on(supernet: Path, tmp_path: Path) -> None:
     settings = Settings(random_subnets=6, validation_images=60, recalibration_images=32, interactions=PAIRS)
-    found = sensitivity.run(settings, DataSettings(kind="digits"), supernet, tmp_path, Silent())
+    workspace = Workspace(out=tmp_path, progress=Silent())
+    found = sensitivity.run(settings, DataSettings(kind="digits"), supernet, workspace)
     said = found["interactions"]
     table = AccuracyPredictor.load(tmp_path / sensitivity.SENSITIVITIES_FILE).table
     assert said["evaluations"] == len(said["rows"]) == PAIRS
@@ -150,5 +151,5 @@ def test_the_stage_uses_interactions_only_when_they_help_and_goes_on(supernet: P
     assert {name: found[name] for name in chosen} == chosen
     lines = (tmp_path / sensitivity.EVALUATED_FILE).read_text().splitlines(keepends=True)
     (tmp_path / sensitivity.EVALUATED_FILE).write_text("".join(lines[:-3]))
-    assert sensitivity.run(settings, DataSettings(kind="digits"), supernet, tmp_path, Silent()) == found
+    assert sensitivity.run(settings, DataSettings(kind="digits"), supernet, workspace) == found
     assert read_json(tmp_path / sensitivity.ACCURACY_VALIDATION_FILE) == found

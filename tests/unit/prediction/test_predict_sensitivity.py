@@ -8,7 +8,7 @@ import torch
 
 import tailor_ir
 from tailor_ir.spaces.selectors import SpaceSpec
-from tasks.base.artifacts import read_json
+from tasks.base.artifacts import Workspace, read_json
 from tasks.base.progress import Silent
 from tasks.data import DataSettings
 from tasks.prediction import sensitivity
@@ -29,18 +29,20 @@ def supernet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_interrupted_measurement_goes_on_and_ends_the_same(supernet: Path, tmp_path: Path) -> None:
-    found = sensitivity.run(SETTINGS, DataSettings(kind="digits"), supernet, tmp_path, Silent())
+    workspace = Workspace(out=tmp_path, progress=Silent())
+    found = sensitivity.run(SETTINGS, DataSettings(kind="digits"), supernet, workspace)
     evaluated = tmp_path / sensitivity.EVALUATED_FILE
     lines = evaluated.read_text().splitlines(keepends=True)
     evaluated.write_text("".join(lines[:4]) + lines[4][:20])
-    assert sensitivity.run(SETTINGS, DataSettings(kind="digits"), supernet, tmp_path, Silent()) == found
+    assert sensitivity.run(SETTINGS, DataSettings(kind="digits"), supernet, workspace) == found
     again = evaluated.read_text().splitlines(keepends=True)
     assert again[:4] == lines[:4]
     assert sorted(line for line in again if line in lines) == sorted(lines)
 
 
 def test_sensitivities_are_those_of_single_modifications_and_skip_nothing(supernet: Path, tmp_path: Path) -> None:
-    found = sensitivity.run(SETTINGS, DataSettings(kind="digits"), supernet, tmp_path, Silent())
+    workspace = Workspace(out=tmp_path, progress=Silent())
+    found = sensitivity.run(SETTINGS, DataSettings(kind="digits"), supernet, workspace)
     net = tailor_ir.load(supernet)
     predictor = AccuracyPredictor.load(tmp_path / sensitivity.SENSITIVITIES_FILE)
     assert [row.variable for row in predictor.table.variables] == [v.name for v in net.space.variables]

@@ -16,7 +16,7 @@ from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
-from tasks.search import FRONT_FILE, Settings, Target, read_front, run
+from tasks.search import FRONT_FILE, SearchRequest, Settings, Target, read_front, run
 from tasks.search.refine.candidates import Pool
 
 SPACE: Any = {"*.width_mult": (0.5, 1.0), "*.block": ("pruned_0.5", "low_rank_0.5")}
@@ -44,9 +44,11 @@ def test_the_best_without_alternatives_and_without_sizes_are_candidates(tmp_path
         measured.append(Accuracy(round(900 * share**0.2), 1000, 2 - share))
     accuracy = AccuracyPredictor(sensitivities(space, measured))
     settings = Settings.model_validate({"method": "exact", "budget_count": 10})
-    run(tmp_path / "supernet", [Target(name="here", latency=latency)], accuracy, settings, tmp_path, Silent())
+    targets = [Target(name="here", latency=latency)]
+    request = SearchRequest(supernet=tmp_path / "supernet", targets=targets, accuracy=accuracy, settings=settings)
+    run(request, tmp_path, Silent())
     front = read_front(tmp_path / FRONT_FILE)
-    pool = Pool(net, [Target(name="here", latency=latency)], accuracy, [front])
+    pool = Pool(net, targets, accuracy, [front])
     assert any(winner.config.get(name, "original") != "original" for winner in front.winners for name in _blocks(space))
 
     every = np.unique(space.canonical_codes(np.array(list(product(*map(range, space.cardinalities))))), axis=0)

@@ -21,7 +21,7 @@ from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitiv
 from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.resources import Calibration, EnergyPredictor, EnergySettings, MemoryPredictor
 from tasks.prediction.sums import Sums, mac_sums, parameter_sums
-from tasks.search import Settings, Target, run
+from tasks.search import SearchRequest, Settings, Target, run
 from tasks.search.problem import CostModel, Problem
 from tasks.search.stage import method_of
 from tests.support import examples
@@ -119,10 +119,9 @@ def test_winners_within_limits_are_those_of_brute_force(
             {"method": method, "limits": limits, "budgets_ms": [budget_ms], "population": 20, "generations": 30}
             | {"plateau": 10, "beam_width": 4, "tolerance": 0}
         )
-        out = tmp_path_factory.mktemp("found")
-        return run(
-            folder, [Target(name="pi", latency=latency, energy=energy, rules=rules)], accuracy, asked, out, Silent()
-        )["pi"]
+        targets = [Target(name="pi", latency=latency, energy=energy, rules=rules)]
+        request = SearchRequest(supernet=folder, targets=targets, accuracy=accuracy, settings=asked)
+        return run(request, tmp_path_factory.mktemp("found"), Silent())["pi"]
 
     if not feasible.any():
         for method in ("exact", "genetic"):
@@ -184,7 +183,8 @@ def limited(
     latency, accuracy, energy = predictors(network(SMALL[0]), 3)
     target = Target(name="pi", latency=latency, energy=energy)
     asked = Settings.model_validate({"method": method, "limits": limits, "budgets_ms": budgets_ms})
-    return run(folder, [target], accuracy, asked, out, Silent())["pi"]
+    request = SearchRequest(supernet=folder, targets=[target], accuracy=accuracy, settings=asked)
+    return run(request, out, Silent())["pi"]
 
 
 @pytest.mark.parametrize("method", ["exact", "genetic"])
@@ -265,11 +265,12 @@ def test_together_a_winner_meets_the_budgets_of_all_devices_and_none_is_better(
         | {"device_budgets_ms": {"a": [budgets[0]], "b": [budgets[1]]}}
     )
     folder, out = supernet(name, tmp_path_factory.getbasetemp()), tmp_path_factory.mktemp("found")
+    request = SearchRequest(supernet=folder, targets=targets, accuracy=accuracy, settings=asked)
     if not feasible.any():
         with pytest.raises(UserError, match=r"^search\.budgets_ms: .* ms on 'a' and .* ms on 'b' at once"):
-            run(folder, targets, accuracy, asked, out, Silent())
+            run(request, out, Silent())
         return
-    found = run(folder, targets, accuracy, asked, out, Silent())
+    found = run(request, out, Silent())
     (first,), (second,) = (found[device]["winners"] for device in "ab")
     assert first["digest"] == second["digest"]
     assert first["budgets_ms"] == second["budgets_ms"] == {"a": budgets[0], "b": budgets[1]}
@@ -287,7 +288,8 @@ def test_together_a_winner_meets_the_budgets_of_all_devices_and_none_is_better(
 def test_together_the_automatic_budgets_can_all_be_kept(method: str, folder: Path, tmp_path: Path) -> None:
     targets, accuracy = on_two_devices(network(SMALL[0]), 5)
     asked = Settings.model_validate({"method": method, "together": True})
-    found = run(folder, targets, accuracy, asked, tmp_path, Silent())
+    request = SearchRequest(supernet=folder, targets=targets, accuracy=accuracy, settings=asked)
+    found = run(request, tmp_path, Silent())
     assert {path.parent.name for path in tmp_path.rglob("front.json")} == {"a", "b"}
     for front in found.values():
         assert len(front["winners"]) == asked.budget_count
@@ -322,11 +324,12 @@ def test_together_the_limits_of_all_devices_are_kept_and_none_is_better(
     shares = np.stack([*latency_ms, energy_mj, memory_mib, parameters]) / np.array([*budgets, *most])[:, None]
     feasible = (shares <= 1).all(axis=0)
     folder, out = supernet(name, tmp_path_factory.getbasetemp()), tmp_path_factory.mktemp("found")
+    request = SearchRequest(supernet=folder, targets=targets, accuracy=accuracy, settings=asked)
     if not feasible.any():
         with pytest.raises(UserError, match=r"^search\."):
-            run(folder, targets, accuracy, asked, out, Silent())
+            run(request, out, Silent())
         return
-    found = run(folder, targets, accuracy, asked, out, Silent())
+    found = run(request, out, Silent())
     (first,), (second,) = (found[device]["winners"] for device in "ab")
     code = net.space.encode([first["config"]])
     (row,) = np.flatnonzero((codes == net.space.canonical_codes(code)).all(axis=1))
@@ -345,14 +348,17 @@ def test_a_device_without_a_limit_of_its_own_has_that_of_all(folder: Path, tmp_p
     middle = float(np.median(parameter_sums(net).predict(all_codes(net))))
     largest = {}
     for target in targets:
-        asked = {
-            "method": "exact",
-            "limits": {"parameters": middle},
-            "device_limits": {"b": {"parameters": 1.2 * middle}},
-        }
+        asked = Settings.model_validate(
+            {
+                "method": "exact",
+                "limits": {"parameters": middle},
+                "device_limits": {"b": {"parameters": 1.2 * middle}},
+            }
+        )
         out = tmp_path / target.name
         out.mkdir()
-        found = run(folder, [target], accuracy, Settings.model_validate(asked), out, Silent())[target.name]
+        request = SearchRequest(supernet=folder, targets=[target], accuracy=accuracy, settings=asked)
+        found = run(request, out, Silent())[target.name]
         largest[target.name] = max(row["parameters"] for row in found["winners"])
     assert largest["a"] <= middle < largest["b"] <= 1.2 * middle
 

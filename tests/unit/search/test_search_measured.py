@@ -16,7 +16,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
-from tasks.search import Settings, Target, run
+from tasks.search import SearchRequest, Settings, Target, run
 from tasks.search.methods import EVALUATED_FILE
 
 SETTINGS = Settings(accuracy="measured", population=8, generations=4, plateau=2)
@@ -55,7 +55,9 @@ def predictors(net: Any) -> tuple[LatencyPredictor, AccuracyPredictor]:
 def search(supernet: Path, images: EvaluationData, out: Path) -> Any:
     out.mkdir(exist_ok=True)
     latency, accuracy = predictors(tailor_ir.load(supernet))
-    return run(supernet, [Target(name="pi", latency=latency)], accuracy, SETTINGS, out, Silent(), images)["pi"]
+    targets = [Target(name="pi", latency=latency)]
+    request = SearchRequest(supernet=supernet, targets=targets, accuracy=accuracy, settings=SETTINGS, images=images)
+    return run(request, out, Silent())["pi"]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,9 @@ def test_they_are_at_least_as_accurate_as_those_by_predicted_accuracy(
     net = tailor_ir.load(supernet)
     latency, predictor = predictors(net)
     settings = SETTINGS.model_copy(update={"accuracy": "predicted"})
-    predicted = run(supernet, [Target(name="pi", latency=latency)], predictor, settings, tmp_path, Silent())["pi"]
+    targets = [Target(name="pi", latency=latency)]
+    request = SearchRequest(supernet=supernet, targets=targets, accuracy=predictor, settings=settings)
+    predicted = run(request, tmp_path, Silent())["pi"]
     assert predicted["evaluated"] == 0
     better = 0.0
     for row, other in zip(found[0]["winners"], predicted["winners"], strict=True):

@@ -18,7 +18,7 @@ from tailor_ir.memory.planned_file import plan_file
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.prediction.resources import MemoryPredictor, MemoryWithin
-from tasks.search import Settings, Target, run
+from tasks.search import SearchRequest, Settings, Target, run
 from tests.support import examples
 from tests.support.ir.branches import WideBlocks
 from tests.support.ir.runtime_memory import HERE, runtime
@@ -49,7 +49,9 @@ def found(net: Any, folder: Path, out: Path, rules: Rules, limit_mib: float, met
         {"method": method, "limits": {"memory_mib": limit_mib}, "budgets_ms": [GENEROUS_MS], "tolerance": 0}
         | {"population": 20, "generations": 30, "plateau": 10, "beam_width": 4}
     )
-    return run(folder, [Target(name="pi", latency=latency, rules=rules)], accuracy, asked, out, Silent())["pi"]
+    targets = [Target(name="pi", latency=latency, rules=rules)]
+    request = SearchRequest(supernet=folder, targets=targets, accuracy=accuracy, settings=asked)
+    return run(request, out, Silent())["pi"]
 
 
 def codes_of(net: Any) -> np.ndarray:

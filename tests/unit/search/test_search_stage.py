@@ -23,7 +23,7 @@ from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, modifications, sensitivities
 from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
-from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, Settings, Target, run
+from tasks.search import FRONT_FILE, WHOLE_FRONT_FILE, SearchRequest, Settings, Target, run
 from tests.support.ir.networks import small_net
 
 
@@ -59,7 +59,8 @@ KNOWN = Uncertainty(samples=1000, predictor_points=1.2)
 
 def search(supernet: Path, latency: Any, accuracy: AccuracyPredictor, settings: Settings, out: Path) -> Any:
     targets = [Target(name="pi", latency=latency)]
-    return run(supernet, targets, accuracy, settings, out, Silent(), uncertainty=KNOWN)["pi"]
+    request = SearchRequest(supernet=supernet, targets=targets, accuracy=accuracy, settings=settings, uncertainty=KNOWN)
+    return run(request, out, Silent())["pi"]
 
 
 @pytest.fixture(scope="module")
