@@ -21,7 +21,7 @@ from adaptive_runtime.model.adapting import Adaptation, ServedRun
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import ChoiceLimits, ChoicePolicy, Objective, RequestProgress, Switching
 from adaptive_runtime.state.sensing import SensedState, Sensing, load_index
-from adaptive_runtime.state.traces import LoadTrace, Pattern, Stress, trace_of
+from adaptive_runtime.state.traces import LoadTrace, Pattern, RequestArrivals, Stress, trace_of
 from benchmarks.policies_simulated import LOAD_BANDS, OURS, RATIO, load_bands
 from benchmarks.simulation.published import FixedChoice, RatioChoice
 from tests.support.threads import beside
@@ -264,4 +264,5 @@ def fixed(row: int) -> Callable[[Objective], ChoicePolicy]:
 
 def drawn(pattern: Pattern, seed: int, seconds: float, requests_per_s: float) -> LoadTrace:
     """A trace of real load."""
-    return trace_of(pattern, seed=seed, duration_s=seconds, requests_per_s=requests_per_s)
+    arrivals = RequestArrivals(requests_per_s=requests_per_s)
+    return trace_of(pattern, seed=seed, duration_s=seconds, arrivals=arrivals)

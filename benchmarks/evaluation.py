@@ -43,7 +43,7 @@ from solvers.tables import Codes
 from tailor_ir import Config
 from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.data import DataSettings, load_splits
-from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, EvaluationData, accuracies, accuracy
+from tasks.evaluation.subnets import MOST_TOGETHER, Accuracy, EvaluationData, EvaluationResources, accuracies, accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, MeasuredAccuracy, Sensitivities, Sensitivity, modifications
 from tasks.prediction.sums import mac_sums
 from tasks.search import Settings
@@ -176,7 +176,7 @@ def measure(
             recalibration_images=options.calibration,
             batch_size=options.batch,
             limit=options.images,
-            features_mib=options.features_mib,
+            resources=EvaluationResources(features_mib=options.features_mib),
         )
 
     accuracy(net, configs[0], images())  # what is made at first use is there

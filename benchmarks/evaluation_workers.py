@@ -38,6 +38,7 @@ from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import (
     Accuracy,
     EvaluationData,
+    EvaluationResources,
     EvaluationWorkers,
     accuracies,
     evaluate_together,
@@ -72,7 +73,7 @@ def images(net: SuperNet, options: argparse.Namespace, workers: EvaluationWorker
         splits["train"],
         limit=options.images,
         recalibration_images=options.calibration,
-        workers=workers,
+        resources=EvaluationResources(workers=workers),
     )
 
 

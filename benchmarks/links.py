@@ -156,7 +156,7 @@ def unlimited_devices(options: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 def written(net: SuperNet, groups: Groups, folder: Path, config: Config | None = None) -> Path:
     """A SubNet, the largest one where none is given, as a chain, for one thread."""
-    write_chain(net, net.space.canonical(config or net.max_config), groups, folder, 1, None)
+    write_chain(net, net.space.canonical(config or net.max_config), groups, folder)
     return folder
 
 

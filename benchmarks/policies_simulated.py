@@ -39,7 +39,7 @@ from adaptive_runtime.policy import (
     VariantLookUp,
     VariantTable,
 )
-from adaptive_runtime.state.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, trace_of
+from adaptive_runtime.state.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, RequestArrivals, trace_of
 from benchmarks.simulation import PolicyRegret, SimulatedRequests, Simulation, compare
 from benchmarks.simulation.published import FixedChoice, LoadBandChoice, RatioChoice
 from benchmarks.tables import show
@@ -74,8 +74,7 @@ def requests_of(table: VariantTable, pattern: Pattern, minutes: float, seed: int
         seed=seed,
         duration_s=60 * minutes,
         responses=(RESPONSE,) * table.load_classes,
-        requests_per_s=REQUESTS_PER_S,
-        regular=True,
+        arrivals=RequestArrivals(requests_per_s=REQUESTS_PER_S),
     )
     return SimulatedRequests.drawn(table, trace, seed=seed)
 

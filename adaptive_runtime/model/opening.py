@@ -5,9 +5,9 @@ The formats in which the SubNets of a bundle serve on this device.
 Opening a bundle to serve from it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
@@ -99,6 +99,66 @@ def serving_formats(
     return tuple(form for form in asked if form not in left_out)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Options of `load`.
+
+    folder: of the bundle. budget_ms: the most accurate SubNet whose measured latency is within it serves first; None: the most
+    accurate of all. memory_mib: memory for SubNets; None: all used ones stay. format: in which SubNets serve; None: all formats
+    in which they were measured on the bundle's device and whose runtime is installed here. chooser: asked before each request
+    for the variant to serve. adapts: while the load changes, the most accurate variant within `budget_ms` and `memory_mib`
+    serves; SubNets are loaded ahead as far as memory allows. policy: makes the model adapt, by rules as text or parsed, or by a
+    function that makes the switching policy, as in `AdaptingOptions`; None: by the rules of the bundle, if any, and `adapts`.
+    first: the first variant, whatever the budget; a warning is logged if it cannot serve. key_file: requires a signed bundle.
+    prepares: ONNX files are optimised once and kept in `cache`; None: in the bundle's folder. also: the folder of a search on
+    this device, whose SubNets serve, too, by the accuracies that it measured, in the first format only. weights: the serving
+    SubNet adapts to its images while they drift, in the first format only, by a `WeightOptions.method`; None: weights stay
+    fixed. taken_out: quarantined whole SubNets, each with one line of reason, if the pool has them. after: the model that this
+    one replaces: its serving variant serves first, and its memory counts for `memory_mib`. devices: by the names of the
+    bundle's plans; a model that adapts chooses among SubNets split over them, too.
+    """
+
+    folder: str | Path
+    budget_ms: float | None = None
+    memory_mib: float | None = None
+    format: BundleFormat | None = None
+    chooser: Chooser | None = None
+    adapts: bool | AdaptingOptions = False
+    policy: str | ChoiceRules | Callable[[Objective], ChoicePolicy] | None = None
+    first: Variant | None = None
+    key_file: str | Path | None = None
+    prepares: bool = True
+    cache: str | Path | None = None
+    also: str | Path | None = None
+    weights: WeightMethod | WeightOptions | None = None
+    taken_out: Mapping[Variant, str] = field(default_factory=dict)
+    after: DeployedModel | None = None
+    devices: Mapping[str, DeviceAddress] = field(default_factory=dict)
+
+    @property
+    def serves_first_format_only(self) -> bool:
+        """Whether SubNets serve in the first format only."""
+        return self.also is not None or self.weights is not None
+
+    def adapting(self, bundled: str | None) -> AdaptingOptions | None:
+        """The options of adaptation; None: the model does not adapt. bundled: the rules of the bundle, which others replace."""
+        if self.adapts is False and self.policy is None:
+            return None
+        options = self.adapts if isinstance(self.adapts, AdaptingOptions) else AdaptingOptions()
+        if isinstance(self.policy, str | ChoiceRules):
+            options = replace(options, rules=self.policy)
+        elif self.policy is not None:
+            options = replace(options, policy=self.policy)
+        return replace(options, rules=bundled) if options.rules is None else options
+
+    def taking_over(self) -> "LoadOptions":
+        """The same options with those that a model takes over from the one that it replaces."""
+        if self.after is None:
+            return self
+        first, taken_out = self.first or self.after.state.serving, {**self.after.taken_out, **self.taken_out}
+        return replace(self, first=first, taken_out=taken_out)
+
+
 def load(
     folder: str | Path,
     budget_ms: float | None = None,
@@ -120,57 +180,72 @@ def load(
 ) -> DeployedModel:
     """A model that serves from a bundle. AdaptiveError in one line: it is corrupt, foreign, newer, incomplete or not signed.
 
-    budget_ms: the most accurate SubNet whose measured latency is within it serves first; None: the most accurate of all.
-    memory_mib: memory for SubNets; None: all used ones stay. format: in which SubNets serve; None: all formats in which they
-    were
-    measured on the bundle's device and whose runtime is installed here. chooser: asked before each request for the variant to
-    serve. adapts: while the load changes, the most accurate variant within `budget_ms` and `memory_mib` serves; SubNets are
-    loaded ahead as far as memory allows. policy: makes the model adapt, by rules as text or parsed, or by a function that makes
-    the switching policy, as in `AdaptingOptions`; None: by the rules of the bundle, if any, and of `adapts`. first: the first
-    variant, whatever the budget; a warning is logged if it cannot serve. key_file: requires a signed bundle. prepares: ONNX
-    files
-    are optimised once and kept in `cache`; None: in the bundle's folder. also: the folder of a search on this device, whose
-    SubNets serve, too, by the accuracies that it measured, in the first format only. weights: the serving SubNet adapts to its
-    images while they drift, in the first format only, by a `WeightOptions.method`; None: weights stay fixed. taken_out:
-    quarantined whole SubNets, each with one line of reason, if the pool has them. after: the model that this one replaces: its
-    serving variant serves first, and its memory counts for `memory_mib`. devices: by the names of the bundle's plans; a model
-    that adapts chooses among SubNets split over them, too.
+    The parameters are the fields of `adaptive_runtime.model.opening.LoadOptions`, which explains them.
     """
-    bundle = OpenBundle.open(folder, key_file, also)
-    adapting = None if weights is None else load_method(weight_options(weights))
-    forms = serving_formats(bundle, format, LOG.warning)[: None if also is None and weights is None else 1]
-    start_mib, place = None if after is None else after.pool.start_mib, None if cache is None else Path(cache)
-    pool = SubNetPool(bundle, forms, memory_mib, LOG.warning, prepares=prepares, cache=place, start_mib=start_mib)
-    if after is not None:
-        first, taken_out = first or after.state.serving, {**after.taken_out, **taken_out}
-    first = None if first is None else _possible(pool, first)
-    following = None if adapting is None else WeightAdaptation(pool, adapting)
-    options = _options(adapts, policy, bundle.manifest.policy)
-    with _deciding(pool, options, (budget_ms, memory_mib), first, devices, alone=also is None) as (adaptation, placed):
-        serving = first or (_best_within(pool, budget_ms) if adaptation is None else adaptation.first)
-        return DeployedModel(pool, serving, chooser, adaptation, following, taken_out, placed)
+    options = LoadOptions(
+        folder=folder,
+        budget_ms=budget_ms,
+        memory_mib=memory_mib,
+        format=format,
+        chooser=chooser,
+        adapts=adapts,
+        policy=policy,
+        first=first,
+        key_file=key_file,
+        prepares=prepares,
+        cache=cache,
+        also=also,
+        weights=weights,
+        taken_out=taken_out,
+        after=after,
+        devices=devices,
+    )
+    return loaded_with(options)
+
+
+def loaded_with(options: LoadOptions) -> DeployedModel:
+    """The model of `load` for these options."""
+    bundle = OpenBundle.open(options.folder, options.key_file, options.also)
+    method = None if options.weights is None else load_method(weight_options(options.weights))
+    forms = serving_formats(bundle, options.format, LOG.warning)
+    pool = _pool(bundle, forms[:1] if options.serves_first_format_only else forms, options)
+    options = options.taking_over()
+    first = None if options.first is None else _possible(pool, options.first)
+    following = None if method is None else WeightAdaptation(pool, method)
+    adapting = options.adapting(bundle.manifest.policy)
+    with _deciding(pool, replace(options, first=first), adapting) as (adaptation, placed):
+        serving = first or (_best_within(pool, options.budget_ms) if adaptation is None else adaptation.first)
+        return DeployedModel(pool, serving, options.chooser, adaptation, following, options.taken_out, placed)
+
+
+def _pool(bundle: OpenBundle, forms: Sequence[BundleFormat], options: LoadOptions) -> SubNetPool:
+    """The pool of SubNets in some formats. The memory of a replaced model counts."""
+    return SubNetPool(
+        bundle,
+        tuple(forms),
+        options.memory_mib,
+        LOG.warning,
+        prepares=options.prepares,
+        cache=None if options.cache is None else Path(options.cache),
+        start_mib=None if options.after is None else options.after.pool.start_mib,
+    )
 
 
 @contextmanager
 def _deciding(
-    pool: SubNetPool,
-    options: AdaptingOptions | None,
-    budgets: tuple[float | None, float | None],
-    first: Variant | None,
-    devices: Mapping[str, DeviceAddress],
-    *,
-    alone: bool,
+    pool: SubNetPool, options: LoadOptions, adapting: AdaptingOptions | None
 ) -> Iterator[tuple[Adaptation | None, PlacedSubNets | None]]:
     """The adaptation, and SubNets over devices. Both are ended if the block fails; otherwise they end with its model.
 
-    options: None: no adaptation. budgets: of latency [ms] and memory [MiB]. alone: without SubNets of a search here.
+    adapting: None: no adaptation.
     """
-    _check_devices(devices, options, alone=alone)
+    _check_devices(options, adapting)
     with ExitStack() as stack:
-        placed, adaptation = _placed(pool, devices, stack), None
-        if options is not None:
+        placed, adaptation = _placed(pool, options.devices, stack), None
+        if adapting is not None:
             variants = BundleVariants.of(pool.bundle.manifest, *pool.forms, placed=pool.placed)
-            adaptation = Adaptation(variants, options.limits(*budgets), options, running=first, placed=placed)
+            limits = adapting.limits(options.budget_ms, options.memory_mib)
+            adaptation = Adaptation(variants, limits, adapting, running=options.first, placed=placed)
             stack.callback(adaptation.stop)
         yield adaptation, placed
         stack.pop_all()
@@ -186,12 +261,12 @@ def _placed(pool: SubNetPool, devices: Mapping[str, DeviceAddress], stack: ExitS
     return placed
 
 
-def _check_devices(devices: Mapping[str, DeviceAddress], options: AdaptingOptions | None, *, alone: bool) -> None:
+def _check_devices(options: LoadOptions, adapting: AdaptingOptions | None) -> None:
     """Raise AdaptiveError in one line if other devices cannot take part."""
-    if devices and options is None:
+    if options.devices and adapting is None:
         got, next_step = "the model does not adapt", "let it adapt, or leave devices out"
         raise AdaptiveError("devices", got, next_step=next_step)
-    if devices and not alone:
+    if options.devices and options.also is not None:
         got = "SubNets of a search on this device, which have no plans"
         raise AdaptiveError("devices", got, allowed="a bundle alone", next_step="leave one of them out")
 
@@ -204,22 +279,6 @@ def weight_options(weights: str | WeightOptions) -> WeightOptions:
         allowed = f"{', '.join(repr(one) for one in get_args(WeightMethod))}, WeightOptions or None"
         raise AdaptiveError("weights", f"'{weights}'", allowed=allowed)
     return WeightOptions.model_validate({"method": weights})
-
-
-def _options(
-    adapts: bool | AdaptingOptions,
-    policy: str | ChoiceRules | Callable[[Objective], ChoicePolicy] | None,
-    bundled: str | None,
-) -> AdaptingOptions | None:
-    """The options of adaptation; None: the model does not adapt. bundled: the rules of the bundle, which others replace."""
-    if adapts is False and policy is None:
-        return None
-    options = adapts if isinstance(adapts, AdaptingOptions) else AdaptingOptions()
-    if isinstance(policy, str | ChoiceRules):
-        options = replace(options, rules=policy)
-    elif policy is not None:
-        options = replace(options, policy=policy)
-    return replace(options, rules=bundled) if options.rules is None else options
 
 
 def _possible(pool: SubNetPool, first: Variant) -> Variant | None:

@@ -36,6 +36,7 @@ from adaptive_runtime.pool.variants import (
     PoolPart,
     Variant,
     VariantError,
+    VariantInference,
     failure,
     scaling_of,
 )
@@ -319,7 +320,7 @@ class SubNetPool:
         if variant.placed:
             over = self.placed[variant.digest]
             chain = ExitChain(self.bundle.whole(subnet, form), over(None, 1))
-            return Answerer(variant, subnet, form, chain, None, (), (), scale, over)
+            return Answerer(variant, subnet, form, VariantInference(chain=chain, scale=scale), over=over)
         if variant.exit is None and not variant.early:
             manifest, decider = self.bundle.whole(subnet, form), None
         else:
@@ -330,7 +331,9 @@ class SubNetPool:
         last = len(parts) if decider is None else min(len(parts), decider.full_exit + 1)
         parts = parts[:last] if manifest.format == "onnx" else parts
         chain = ExitChain(manifest, _runtime(manifest, parts, self._value))
-        return Answerer(variant, subnet, form, chain, decider, parts[:1] if variant.early else parts, parts, scale)
+        inference = VariantInference(chain=chain, decider=decider, scale=scale)
+        needed = parts[:1] if variant.early else parts
+        return Answerer(variant, subnet, form, inference, needed=needed, parts=parts)
 
     def _joined_parts(self, subnet: BundledSubNet, form: BundleFormat, manifest: ChainManifest) -> tuple[PoolPart, ...]:
         """The files of a whole SubNet in ONNX: one, or several that run one behind the other."""

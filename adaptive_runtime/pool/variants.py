@@ -9,6 +9,7 @@ Legend: N samples, C channels, H height, W width; O output size, I input size.
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -276,13 +277,24 @@ class PlacedRuns(Protocol):
     def __call__(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> PlacedRuntime: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VariantInference:
+    """The way from samples to a variant's answers. chain: of its parts. decider: decides after each exit; None: it is whole.
+
+    scale: brings samples in the bundle's own size to the SubNet's; None: they have it.
+    """
+
+    chain: ExitChain
+    decider: Decider | None = None
+    scale: Callable[[Array], Array] | None = None
+
+
 class Answerer:
     """A variant that can answer. form: the format of its files, also if the variant does not name it.
 
     needed: parts without which it does not start; parts: all that its samples may reach. work: calls a function with arguments;
     stack traces show it under the name of SubNet and format. over: runs it over several devices, if it is placed; it then has
-    no
-    parts of the pool.
+    no parts of the pool. chain, decider, scale: those of its inference.
     """
 
     __slots__ = ("chain", "decider", "form", "needed", "over", "parts", "scale", "subnet", "variant", "work")
@@ -292,16 +304,15 @@ class Answerer:
         variant: Variant,
         subnet: BundledSubNet,
         form: BundleFormat,
-        chain: ExitChain,
-        decider: Decider | None,
-        needed: tuple[PoolPart, ...],
-        parts: tuple[PoolPart, ...],
-        scale: Callable[[Array], Array] | None,
+        inference: VariantInference,
+        *,
+        needed: tuple[PoolPart, ...] = (),
+        parts: tuple[PoolPart, ...] = (),
         over: PlacedRuns | None = None,
     ) -> None:
         self.variant, self.subnet, self.form = variant, subnet, form
-        self.chain, self.decider = chain, decider
-        self.needed, self.parts, self.scale, self.over = needed, parts, scale, over
+        self.chain, self.decider, self.scale = inference.chain, inference.decider, inference.scale
+        self.needed, self.parts, self.over = needed, parts, over
         self.work = _named(f"SubNet {variant.digest} in {form}")
 
     @property

@@ -30,7 +30,7 @@ from adaptive_runtime.bundle.bundles import BUNDLE_FILE, FOUND_FILE, BundleForma
 from adaptive_runtime.bundle.bundles.manifest import AGAIN
 from adaptive_runtime.model.answers import ModelAnswer
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.model.opening import load
+from adaptive_runtime.model.opening import LoadOptions, loaded_with
 from adaptive_runtime.model.options import AdaptingOptions
 from adaptive_runtime.pool import STACK_FRAME, Variant
 from adaptive_runtime.server.inference import InferenceFormat
@@ -350,10 +350,10 @@ def _loaded(
     if options.weights is not None:
         weights = WeightOptions(method=options.weights, state=options.state, align=not options.unaligned)
     adapting = AdaptingOptions(decisions=decisions, sensors_root=options.sensors_root, hit_rate=options.hit_rate)
-    return load(
-        options.bundle,
-        options.budget_ms,
-        options.memory_mib,
+    asked = LoadOptions(
+        folder=options.bundle,
+        budget_ms=options.budget_ms,
+        memory_mib=options.memory_mib,
         format=options.format,
         adapts=adapting if options.adapts or options.policy is not None else False,
         policy=options.policy,
@@ -366,6 +366,7 @@ def _loaded(
         after=after,
         devices=options.devices,
     )
+    return loaded_with(asked)
 
 
 @contextmanager

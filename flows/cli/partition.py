@@ -62,7 +62,14 @@ def execute(arguments: Arguments) -> PartitionJson:
     import tailor_ir
     from tasks.base.artifacts import write_bytes
     from tasks.base.schemas.placed import ChosenSubNet
-    from tasks.placement.partition import find_supernet, open_tables, plan_partition, write_parts, write_plans
+    from tasks.placement.partition import (
+        ChainOptions,
+        find_supernet,
+        open_tables,
+        plan_partition,
+        write_parts,
+        write_plans,
+    )
     from tasks.report.partition import render
 
     settings, terminal = config.partition, Terminal()
@@ -90,8 +97,8 @@ def execute(arguments: Arguments) -> PartitionJson:
         found = write_parts(net, answer.config, stays, settings.devices[0], settings.parts, ncnn=ncnn)
         terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
     if settings.plans is not None:
-        threads = tables[0].lut.device.threads
-        plans = write_plans(net, answer.config, tables, settings, settings.plans, threads=threads, ncnn=ncnn)
+        options = ChainOptions(threads=tables[0].lut.device.threads, ncnn=ncnn)
+        plans = write_plans(net, answer.config, tables, settings, settings.plans, options)
         terminal.say(f"{len(plans.plans)} plans for {len(plans.home_ms)} segments: {settings.plans}")
     return answer.to_json()
 

@@ -11,14 +11,14 @@ from importing import public_names
 from tasks.data.settings import RESTORED, DataSettings
 
 if TYPE_CHECKING:
-    from tasks.data.dataset import Batch, Dataset, Split
+    from tasks.data.dataset import Batch, Dataset, EpochPart, Split
     from tasks.data.source import Source
 else:
     __getattr__ = public_names(__name__, __file__)
 
 Opened = tuple["Source", dict[str, np.ndarray]]
 
-__all__ = ["Batch", "DataSettings", "Dataset", "Split", "load", "load_splits"]
+__all__ = ["Batch", "DataSettings", "Dataset", "EpochPart", "Split", "load", "load_splits"]
 
 
 def _digits(settings: DataSettings) -> Opened:

@@ -8,6 +8,7 @@ import hashlib
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Full, Queue
@@ -26,7 +27,7 @@ from tasks.data.samples import AnyForm, form_of
 from tasks.data.settings import DataSettings
 from tasks.data.source import Inputs, OtherInput, Source, each, first_of
 
-__all__ = ["Batch", "Dataset", "Split"]
+__all__ = ["Batch", "Dataset", "EpochPart", "Split"]
 
 Split = Literal["train", "validation", "test"]
 
@@ -40,6 +41,22 @@ class PlannedEpoch(NamedTuple):
 
     steps: int
     last: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPart:
+    """The part of an epoch that a rank reads: the `rank`-th of `world` equal slices of each global batch from `start` on.
+
+    last: number of samples of a last, smaller batch of a shuffled epoch (`PlannedEpoch`); 0: there is none.
+    """
+
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    last: int = 0
+
+
+WHOLE_EPOCH = EpochPart()
 
 
 class Dataset:
@@ -108,29 +125,25 @@ class Dataset:
         seed: int | None = None,
         epoch: int = 0,
         augment: bool | None = None,
-        rank: int = 0,
-        world: int = 1,
-        start: int = 0,
-        last: int = 0,
+        part: EpochPart = WHOLE_EPOCH,
     ) -> Iterator[Batch]:
-        """This rank's part of each global batch of `batch_size` samples, images normalised, from global batch `start` on.
+        """A part of each global batch of `batch_size` samples, images normalised.
 
         seed None: in order, whole split, no augmentation. Otherwise shuffled by (seed, epoch), whole batches and then one of
-        `last` samples, and augmented unless `augment` is False. Rank r of w gets the r-th of w equal slices of each global
-        batch.
+        `part.last` samples, and augmented unless `augment` is False.
         """
         settings = self.settings
         size = (resolution or settings.resolution,) * len(self.form.size)
         order, draws = self._indices, None
         limit = len(order)
         if seed is not None:
-            limit = self.steps(batch_size) * batch_size + last
+            limit = self.steps(batch_size) * batch_size + part.last
             rng = np.random.default_rng((seed, epoch))
             order = self._source.shuffled(order, rng, batch_size)
             if settings.augment if augment is None else augment:
                 draws = rng.random((len(order), DRAWS), dtype=np.float32)
-        for first in range(start * batch_size, limit, batch_size):
-            rows = np.array_split(np.arange(first, min(first + batch_size, limit)), world)[rank]
+        for first in range(part.start * batch_size, limit, batch_size):
+            rows = np.array_split(np.arange(first, min(first + batch_size, limit)), part.world)[part.rank]
             if len(rows):
                 own = None if draws is None else draws[rows]
                 x, target = self.problem.samples(self._source, order[rows], own)

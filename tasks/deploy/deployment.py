@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
@@ -206,6 +207,24 @@ class Deployed(TypedDict):
     by: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parcel:
+    """The files for a device by name. wheel: name of the run time's wheel. extras: of this wheel, for the bundle's formats.
+
+    packages: the wheel, and others if the device installs without a network. bundle: with its manifest and signature.
+    """
+
+    wheel: str
+    extras: tuple[str, ...]
+    packages: Mapping[str, Path]
+    bundle: Mapping[str, Path]
+
+    def places(self, release: str) -> dict[str, Path]:
+        """Place in the deployment's folder -> file."""
+        found = {f"packages/{name}": file for name, file in self.packages.items()}
+        return found | {f"releases/{release}/bundle/{name}": file for name, file in self.bundle.items()}
+
+
 def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None, say: Say = print) -> Deployed:
     """Copy, install, check, switch to the release, start. target: None: this machine.
 
@@ -217,10 +236,14 @@ def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None,
     names = [*opened.manifest.files, BUNDLE_FILE, *([SIGNATURE_FILE] if (bundle / SIGNATURE_FILE).exists() else [])]
     with tempfile.TemporaryDirectory() as folder:
         wheel = settings.wheel or build_wheel(Path(folder))
-        files = {name: bundle / name for name in names}
-        packages = {file.name: file for file in (wheel, *_wheels(settings.wheels))}
+        parcel = _Parcel(
+            wheel=wheel.name,
+            extras=extras,
+            packages={file.name: file for file in (wheel, *_wheels(settings.wheels))},
+            bundle={name: bundle / name for name in names},
+        )
         with open_channel(f"device '{device}'", settings.python, target) as channel:
-            return _deploy(settings, device, channel, wheel.name, packages, files, extras, say)
+            return _deploy(settings, device, channel, parcel, say)
 
 
 def required_extras(manifest: BundleManifest, wanted: BundleFormat | None) -> tuple[str, ...]:
@@ -232,34 +255,26 @@ def required_extras(manifest: BundleManifest, wanted: BundleFormat | None) -> tu
     return tuple(dict.fromkeys(EXTRAS[CHAIN_FORMATS[form]] for form in forms))
 
 
-def _deploy(
-    settings: Settings,
-    device: str,
-    channel: DeviceChannel,
-    wheel: str,
-    packages: Mapping[str, Path],
-    bundle: Mapping[str, Path],
-    extras: Sequence[str],
-    say: Say,
-) -> Deployed:
+def _deploy(settings: Settings, device: str, channel: DeviceChannel, parcel: _Parcel, say: Say) -> Deployed:
     """The steps on the device, in order."""
     there = channel.ask("open", folder=settings.folder)
     serve, check, kind = settings.serve_words(there["root"]), settings.check_words(), settings.install
-    package_facts, bundle_facts, extra = _facts(packages), _facts(bundle), ",".join(extras)
+    package_facts, bundle_facts, extra = _facts(parcel.packages), _facts(parcel.bundle), ",".join(parcel.extras)
     software = digest_of(package_facts, extra, kind, there["python"])[:DIGITS]
     release = digest_of(software, bundle_facts, serve)[:DIGITS]
     wanted = channel.ask("missing", software=software, packages=package_facts, release=release, bundle=bundle_facts)
-    files = {f"packages/{name}": file for name, file in packages.items()}
-    files |= {f"releases/{release}/bundle/{name}": file for name, file in bundle.items()}
+    files = parcel.places(release)
     sizes = {place: files[place].stat().st_size for place in wanted["places"]}
-    installed = sum(INSTALLED_MB[one] for one in extras) * MB if wanted["installs"] and kind == "venv" else 0
+    installed = sum(INSTALLED_MB[one] for one in parcel.extras) * MB if wanted["installs"] and kind == "venv" else 0
     _refuse_without_room(device, there["root"], sum(sizes.values()) + installed, wanted["free_bytes"])
     say(f"{len(sizes)} of {len(files)} files are sent, {sum(sizes.values()) / MB:.1f} MB")
     for place in sizes:
-        channel.put(place, files[place], *_fact(files[place]))
+        sha256, size = _fact(files[place])
+        channel.put(place, files[place], sha256, size)
     if wanted["installs"]:
-        say(f"the run time is installed, with {' and '.join(extras)}")
-    channel.ask("install", software=software, wheel=wheel, extra=extra, kind=kind, offline=settings.wheels is not None)
+        say(f"the run time is installed, with {' and '.join(parcel.extras)}")
+    offline = settings.wheels is not None
+    channel.ask("install", software=software, wheel=parcel.wheel, extra=extra, kind=kind, offline=offline)
     channel.ask("release", release=release, software=software, kind=kind, serve=serve, check=check)
     checked = channel.ask("check", release=release)
     say(f"{len(checked)} answers are as expected")

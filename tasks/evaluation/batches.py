@@ -16,7 +16,7 @@ from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Record
 from tasks.data import Dataset, DataSettings, Split, load_splits
-from tasks.evaluation.subnets import Accuracy, EvaluationData, OtherPrecision, evaluate_together
+from tasks.evaluation.subnets import Accuracy, EvaluationData, EvaluationResources, OtherPrecision, evaluate_together
 from tasks.evaluation.subnets.images import EvaluationRecipe
 
 KEPT = 2
@@ -65,8 +65,8 @@ def _supernet(folder: Path, digest: str, device: str) -> SuperNet:
 
 def _images(recipe: EvaluationRecipe) -> EvaluationData:
     """The images; different splits share the cached BatchNorm statistics."""
-    given = recipe.data.model_dump_json(), recipe.files
-    splits = _splits(*given)
+    settings = recipe.data.model_dump_json()
+    splits = _splits(settings, recipe.files)
     found = tuple(splits[name].fingerprint for name in (recipe.split, "train"))
     if found != recipe.fingerprint:
         raise UserError(
@@ -75,12 +75,12 @@ def _images(recipe: EvaluationRecipe) -> EvaluationData:
             next_step="workers need the same files under the same path",
         )
     shared = _evaluation(
-        *given,
-        recipe.limit,
-        recipe.recalibration_images,
-        recipe.batch_size,
-        recipe.features_mib,
-        recipe.device,
+        settings,
+        recipe.files,
+        limit=recipe.limit,
+        recalibration_images=recipe.recalibration_images,
+        batch_size=recipe.batch_size,
+        resources=EvaluationResources(device=_device(recipe.device), features_mib=recipe.features_mib),
     )
     return shared.of(splits[recipe.split])
 
@@ -95,11 +95,11 @@ def _splits(settings: str, files: str) -> dict[Split, Dataset]:
 def _evaluation(
     settings: str,
     files: str,
+    *,
     limit: int | None,
     recalibration_images: int,
     batch_size: int,
-    features_mib: float,
-    device: str,
+    resources: EvaluationResources,
 ) -> EvaluationData:
     splits = _splits(settings, files)
     return EvaluationData(
@@ -108,8 +108,7 @@ def _evaluation(
         limit=limit,
         recalibration_images=recalibration_images,
         batch_size=batch_size,
-        features_mib=features_mib,
-        device=_device(device),
+        resources=resources,
     )
 
 

@@ -32,7 +32,14 @@ from tasks.base.schemas.winners import Front
 from tasks.data import Batch, Dataset, DataSettings, Split, load_splits
 from tasks.data.dataset import check_same
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import EvaluationData, EvaluationWorkers, accuracies, accuracy_lines, statistics_of
+from tasks.evaluation.subnets import (
+    EvaluationData,
+    EvaluationResources,
+    EvaluationWorkers,
+    accuracies,
+    accuracy_lines,
+    statistics_of,
+)
 from tasks.evaluation.subnets.images import pick_device
 from tasks.exits.calibration import (
     CalibratedExits,
@@ -404,11 +411,11 @@ def _held_out(request: PolicyRequest, splits: Mapping[Split, Dataset]) -> Evalua
     return EvaluationData(
         splits[HELD_OUT],
         splits["train"],
-        device=pick_device("auto"),
         limit=request.settings.images,
         recalibration_images=request.evaluation.recalibration_images,
-        features_mib=request.evaluation.features_mib,
-        workers=request.workers,
+        resources=EvaluationResources(
+            device=pick_device("auto"), features_mib=request.evaluation.features_mib, workers=request.workers
+        ),
     )
 
 

@@ -30,7 +30,7 @@ from tasks.data.samples import Size
 from tasks.evaluation.subnets import EvaluationData
 from tasks.placement.codings import CodedSubNet
 from tasks.placement.partition.planning import DeviceTimes
-from tasks.placement.partition.plans import placements_ahead, plans_ahead, write_plans
+from tasks.placement.partition.plans import ChainOptions, placements_ahead, plans_ahead, write_plans
 from tasks.search.settings import PartitionSettings, RadioSettings
 
 MBIT_PER_BYTE = 8e-6
@@ -204,8 +204,8 @@ class BundlePlacements:
             return None
         with tempfile.TemporaryDirectory(prefix="autotailor-placed-") as name:
             scratch = Path(name)
-            given = net, config, self.tables, self.settings, scratch
-            plans = write_plans(*given, threads=self.threads, statistics=statistics, ncnn=self.ncnn)
+            options = ChainOptions(threads=self.threads, ncnn=self.ncnn, statistics=statistics)
+            plans = write_plans(net, config, self.tables, self.settings, scratch, options)
             costs = PlacedCosts.of(plans.plans, self.settings)
             if costs is None:
                 return None

@@ -38,7 +38,14 @@ from tasks.data import DataSettings, load_splits
 from tasks.evaluation.pictures import ANSWERS_FILE, write_answers
 from tasks.evaluation.quantise import Int8
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.evaluation.subnets import Accuracy, EvaluationData, EvaluationWorkers, accuracies, accuracy_lines
+from tasks.evaluation.subnets import (
+    Accuracy,
+    EvaluationData,
+    EvaluationResources,
+    EvaluationWorkers,
+    accuracies,
+    accuracy_lines,
+)
 from tasks.evaluation.subnets.images import pick_device
 from tasks.measuring.subnets import validation_configs
 from tasks.prediction.accuracy import AccuracyPredictor, measure_sensitivities, validate
@@ -156,11 +163,9 @@ def images_of(
     return EvaluationData(
         splits["validation"],
         splits["train"],
-        device=pick_device("auto"),
         limit=settings.validation_images,
         recalibration_images=settings.recalibration_images,
-        features_mib=settings.features_mib,
-        workers=workers,
+        resources=EvaluationResources(device=pick_device("auto"), features_mib=settings.features_mib, workers=workers),
     )
 
 

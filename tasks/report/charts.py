@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -144,21 +145,27 @@ def _scatter(
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Rows with a common name and color in a figure."""
+
+    name: str
+    rows: Rows
+    color: str
+
+
 def latency_errors(device: Row) -> go.Figure:
     """Predicted against measured latency; on the dashed line they are equal."""
     figure = blank("predicted latency [ms]", "measured latency [ms]", height=400)
     fitted = [row for row in device["random"] if row["used_for"] == "fit"]
     groups = (
-        ("held-out SubNets", [row for row in device["random"] if row not in fitted], GREY),
-        ("SubNets of the fit", fitted, PURPLE),
-        ("winners", device["winners"], BLUE),
-        ("uniformly shrunk", device["baseline"], ORANGE),
+        _Group(name="held-out SubNets", rows=[row for row in device["random"] if row not in fitted], color=GREY),
+        _Group(name="SubNets of the fit", rows=fitted, color=PURPLE),
+        _Group(name="winners", rows=device["winners"], color=BLUE),
+        _Group(name="uniformly shrunk", rows=device["baseline"], color=ORANGE),
     )
-    both = [
-        _pairs(figure, name, rows, device, color, ("predicted_ms", "measured_ms"), 1, _latency_error)
-        for name, rows, color in groups
-    ]
-    _diagonal(figure, 0.0, max(itertools.chain(*both), default=0.0))
+    shown = list(itertools.chain(*(_pairs(figure, device, group, _LATENCIES) for group in groups)))
+    _diagonal(figure, 0.0, max(shown, default=0.0))
     return figure
 
 
@@ -167,41 +174,29 @@ def accuracy_errors(device: Row) -> go.Figure:
     score = device["score"]
     figure = blank(f"predicted {score} [%]", f"measured {score} [%]", height=400)
     groups = (
-        ("random SubNets (validation)", device["random"], GREY),
-        ("winners (test)", device["winners"], BLUE),
-        ("uniformly shrunk (test)", device["baseline"], ORANGE),
+        _Group(name="random SubNets (validation)", rows=device["random"], color=GREY),
+        _Group(name="winners (test)", rows=device["winners"], color=BLUE),
+        _Group(name="uniformly shrunk (test)", rows=device["baseline"], color=ORANGE),
     )
-    both = [
-        _pairs(figure, name, rows, device, color, ("predicted_accuracy", "accuracy"), 100, _accuracy_error)
-        for name, rows, color in groups
-    ]
-    shown = list(itertools.chain(*both))
+    shown = list(itertools.chain(*(_pairs(figure, device, group, _ACCURACIES) for group in groups)))
     _diagonal(figure, min(shown, default=0.0), max(shown, default=100.0))
     return figure
 
 
-def _pairs(
-    figure: go.Figure,
-    name: str,
-    rows: Rows,
-    device: Row,
-    color: str,
-    keys: tuple[str, str],
-    scale: float,
-    text: Callable[[float, float], str],
-) -> list[float]:
-    """Add points of two values of each row, if both are known; all these values."""
-    known = [row for row in rows if all(row.get(key) is not None for key in keys)]
-    x, y = ([scale * row[key] for row in known] for key in keys)
+def _pairs(figure: go.Figure, device: Row, group: _Group, values: _PredictedValues) -> list[float]:
+    """Add points of a predicted and a measured value of each row, if both are known; all these values."""
+    name, keys = group.name, (values.predicted, values.measured)
+    known = [row for row in group.rows if all(row.get(key) is not None for key in keys)]
+    x, y = ([values.scale * row[key] for row in known] for key in keys)
     if known:
         figure.add_scatter(
             x=x,
             y=y,
             name=name,
             mode="markers",
-            marker={"color": color, "size": 8, "opacity": 0.85},
+            marker={"color": group.color, "size": 8, "opacity": 0.85},
             customdata=[row["digest"] for row in known],
-            text=[_hover(row, device, name, text(*values)) for row, *values in zip(known, x, y, strict=True)],
+            text=[_hover(row, device, name, values.text(a, b)) for row, a, b in zip(known, x, y, strict=True)],
             hovertemplate="%{text}<extra></extra>",
         )
     return [*x, *y]
@@ -222,6 +217,23 @@ def _latency_error(predicted_ms: float, measured_ms: float) -> str:
 def _accuracy_error(predicted: float, measured: float) -> str:
     error = predicted - measured
     return f"predicted {percent(predicted / 100)}, measured {percent(measured / 100)}: {error:+.1f} points"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PredictedValues:
+    """A predicted and a measured value, by their keys in a row. scale: factor to the unit of the axes.
+
+    text: of the error, from both values in the unit of the axes.
+    """
+
+    predicted: str
+    measured: str
+    scale: float
+    text: Callable[[float, float], str]
+
+
+_LATENCIES = _PredictedValues(predicted="predicted_ms", measured="measured_ms", scale=1, text=_latency_error)
+_ACCURACIES = _PredictedValues(predicted="predicted_accuracy", measured="accuracy", scale=100, text=_accuracy_error)
 
 
 def sensitivities(rows: Rows, score: str) -> go.Figure:

@@ -1,5 +1,6 @@
 """The base network: trained here if it has no weights, else used unchanged; evaluated either way."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.samples import Size
 from tasks.data.source import rows, tensors
 from tasks.evaluation.models import ModelSettings, create, load_part, load_weights, needs_training
-from tasks.evaluation.subnets import EvaluationData, recalibrate_module, tallied
+from tasks.evaluation.subnets import EvaluationData, EvaluationResources, recalibrate_module, tallied
 from tasks.evaluation.subnets.images import pick_device
 from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
 from tasks.training.finetune import checkpoint
@@ -32,6 +33,15 @@ class Pretrained(NamedTuple):
 
     part: str
     weights: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _NewNetwork:
+    """A network before its training. module: with its first weights. model: its description. train: samples of training."""
+
+    module: nn.Module
+    model: ModelSettings
+    train: Dataset
 
 
 def run(
@@ -58,10 +68,16 @@ def run(
     trained = settings.epochs > 0 and needs_training(model, train.classes)
     if trained and pretrained is not None:
         load_part(module, pretrained.weights, pretrained.part)
-    micro_batch = _train(settings, model, data, folder, progress, module, train, name) if trained else None
+    network = _NewNetwork(module=module, model=model, train=train)
+    micro_batch = _train(network, settings, folder, name, progress) if trained else None
     module.to(device).eval()
     images = {
-        split: EvaluationData(splits[split], train, device=device, recalibration_images=settings.recalibration_images)
+        split: EvaluationData(
+            splits[split],
+            train,
+            recalibration_images=settings.recalibration_images,
+            resources=EvaluationResources(device=device),
+        )
         for split in ("validation", "test")
     }
     size = train.form.size
@@ -90,17 +106,12 @@ def _save(module: nn.Module, images: EvaluationData, size: Size, path: Path) -> 
     reference.check(lambda given: module(*given), "stage base", "before", subject)
 
 
-def _train(
-    settings: Settings,
-    model: ModelSettings,
-    data: DataSettings,
-    folder: Path,
-    progress: Progress,
-    module: nn.Module,
-    train: Dataset,
-    name: str,
-) -> int:
-    """Train `module` in worker processes and copy the result into it; returns the final size of the micro-batches."""
+def _train(network: _NewNetwork, settings: Settings, folder: Path, name: str, progress: Progress) -> int:
+    """Train a network in worker processes and copy the result into it; returns the final size of the micro-batches.
+
+    name: of the work, on the bar.
+    """
+    module, train = network.module, network.train
     planned = train.planned(settings.batch_size, settings.micro_batches)
     initial = folder / "initial.safetensors"
     partial = initial.with_name(f".{initial.name}.tmp")
@@ -108,9 +119,9 @@ def _train(
     partial.replace(initial)
     job = Job(
         folder=folder,
-        data=data,
+        data=train.settings,
         train=TrainSettings(**settings.model_dump()),
-        model=model,
+        model=network.model,
         initial=initial,
         steps_per_epoch=planned.steps,
         last_batch=planned.last,

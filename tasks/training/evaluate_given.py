@@ -13,7 +13,7 @@ from tasks.data.dataset import check_same
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.quantise.accuracy import OnnxNetwork
-from tasks.evaluation.subnets import EvaluationData, tallied
+from tasks.evaluation.subnets import EvaluationData, EvaluationResources, tallied
 from tasks.evaluation.subnets.evaluations import accuracies_of_ends
 from tasks.evaluation.subnets.images import pick_device
 from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
@@ -49,9 +49,9 @@ def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: 
     net = tailor_ir.load(supernet)
     _check_images(net, supernet, train)
     net.check_forms(where="stage given")
-    device = pick_device("auto")
-    net.elastic.to(device)
-    images = EvaluationData(splits["validation"], train, device=device, recalibration_images=recalibration_images)
+    resources = EvaluationResources(device=pick_device("auto"))
+    net.elastic.to(resources.device)
+    images = EvaluationData(splits["validation"], train, recalibration_images=recalibration_images, resources=resources)
     return GivenSuperNet(**accuracies_of_ends(net, images, splits["test"])).to_json()
 
 

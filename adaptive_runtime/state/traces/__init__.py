@@ -18,6 +18,7 @@ from adaptive_runtime.state.traces.trace import (
     LoadTrace,
     Pattern,
     PressureResponse,
+    RequestArrivals,
     square_wave,
     trace_of,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "PhaseLink",
     "PlayedTrace",
     "PressureResponse",
+    "RequestArrivals",
     "Scenario",
     "ScenarioMoment",
     "ScenarioPhase",

@@ -9,6 +9,7 @@ Legend: T times, C load classes, R requests.
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -169,6 +170,26 @@ def slow_downs(
     return tuple(tuple((1 + cpu * cpu_T + width * bandwidth_T).tolist()) for cpu, width in responses)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestArrivals:
+    """Arrivals of requests in a generated trace. requests_per_s: their mean rate [1/s].
+
+    regular: at constant intervals, like images from a camera; else at random times.
+    """
+
+    requests_per_s: float = 10.0
+    regular: bool = True
+
+    def times_s(self, duration_s: float, rng: np.random.Generator) -> Values:
+        """Arrival times before the end, rising (R,)."""
+        count = int(duration_s * self.requests_per_s)
+        if self.regular:
+            found: Values = np.arange(count) / self.requests_per_s
+        else:
+            found = np.sort(rng.uniform(0, duration_s, count))
+        return found[found < duration_s]
+
+
 def trace_of(
     pattern: Pattern,
     *,
@@ -176,19 +197,17 @@ def trace_of(
     duration_s: float,
     every_s: float = 0.1,
     responses: Sequence[PressureResponse] = (PressureResponse(2.0, 1.0),),
-    requests_per_s: float = 10.0,
-    regular: bool = True,
+    arrivals: RequestArrivals = RequestArrivals(),
     also: Collection[Literal["cache", "memory"]] = (),
 ) -> LoadTrace:
     """A trace of one pattern; CPU, memory bandwidth, and the kinds in `also` are drawn independently.
 
-    responses: slow-down by the first two. regular: requests arrive at constant intervals, like images from a camera.
+    responses: slow-down by the first two. every_s: time between two values of the load. arrivals: of requests.
     """
     rng = np.random.default_rng(seed)
     times_s = np.multiply(np.arange(int(np.ceil(duration_s / every_s))), every_s, dtype=np.float64)
     cpu_T, bandwidth_T = (PATTERNS[pattern](times_s, rng) for _ in range(2))
-    count = int(duration_s * requests_per_s)
-    arrivals_s = np.arange(count) / requests_per_s if regular else np.sort(rng.uniform(0, duration_s, count))
+    arrivals_s = arrivals.times_s(duration_s, rng)
     further = np.random.default_rng((seed, 1))
     cache_T, memory_T = (PATTERNS[pattern](times_s, further) for _ in range(2))
     return LoadTrace(
@@ -201,7 +220,7 @@ def trace_of(
         cache=tuple(cache_T.tolist()) if "cache" in also else (),
         memory=tuple(memory_T.tolist()) if "memory" in also else (),
         slow_down=slow_downs(cpu_T, bandwidth_T, responses),
-        arrivals_s=tuple(arrivals_s[arrivals_s < duration_s].tolist()),
+        arrivals_s=tuple(arrivals_s.tolist()),
     )
 
 

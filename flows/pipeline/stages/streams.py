@@ -116,18 +116,14 @@ def _settings(at: Context) -> dict[str, Any]:
 
 def _stream(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.training
-    return stage.run(
-        config.stream,
-        config.adaptation,
-        config.drift,
-        config.data,
-        _supernet(at),
-        at.label,
-        _config(at),
-        _recalibration_images(at),
-        out,
-        progress,
+    subnet = stage.SubnetOfStream(
+        supernet=_supernet(at),
+        data=config.data,
+        title=at.label,
+        config=_config(at),
+        recalibration_images=_recalibration_images(at),
     )
+    return stage.run(config.stream, config.adaptation, config.drift, subnet, out, progress)
 
 
 def _scope(config: FlowConfig) -> Sequence[str]:

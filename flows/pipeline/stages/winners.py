@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from profiling_agents.client import AgentClient
     from tasks import search
     from tasks.data import load_splits
-    from tasks.evaluation.subnets import EvaluationData
+    from tasks.evaluation.subnets import EvaluationData, EvaluationResources
     from tasks.export.adapted import read_side_files
     from tasks.export.bundles import BundleContents, FurtherFormat, further_formats
     from tasks.prediction.accuracy import AccuracyPredictor
@@ -409,8 +409,7 @@ def _images(at: Context) -> dict[str, EvaluationData]:
         splits["validation"],
         splits["train"],
         recalibration_images=config.predict.recalibration_images,
-        features_mib=config.predict.features_mib,
-        workers=at.workers,
+        resources=EvaluationResources(features_mib=config.predict.features_mib, workers=at.workers),
     )
     return {"validation": validation, "test": validation.of(splits["test"])}
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tasks.adaptation.settings import StreamMethod
     from tasks.adaptation.settings import StreamSettings as Settings
     from tasks.adaptation.streams.players import KnownImages, check_images, held_out_images, make_player
-    from tasks.adaptation.streams.stage import WINDOWS_FILE, run
+    from tasks.adaptation.streams.stage import WINDOWS_FILE, SubnetOfStream, run
 else:
     __getattr__ = public_names(__name__, __file__)
 
@@ -17,6 +17,7 @@ __all__ = [
     "KnownImages",
     "Settings",
     "StreamMethod",
+    "SubnetOfStream",
     "check_images",
     "held_out_images",
     "make_player",

@@ -7,6 +7,7 @@ Legend: N images of the stream, B batch.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,21 +109,34 @@ ADAPTED_FOLDER = "adapted"
 """Folder of side files."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubnetOfStream:
+    """The SubNet that plays a stream. supernet: folder of its SuperNet. data: from which its images come. title: its name.
+
+    config: None: the largest SubNet. recalibration_images: number of training images for its BatchNorm statistics; None: it has
+    the SuperNet's own.
+    """
+
+    supernet: Path
+    data: DataSettings
+    title: str
+    config: Mapping[str, Any] | None = None
+    recalibration_images: int | None = None
+
+
 class _Subnet:
     """A SubNet for playing: its origin, its source with known images, and the images of the stream."""
 
-    def __init__(
-        self, supernet: Path, config: Config | None, data: DataSettings, recalibration_images: int | None
-    ) -> None:
-        """config: None: the largest SubNet. recalibration_images: None: the SuperNet's own BatchNorm statistics."""
-        self.net: SuperNet = tailor_ir.load(supernet)
-        self.config: Config = self.net.space.canonical(config or self.net.max_config)
+    def __init__(self, asked: SubnetOfStream) -> None:
+        self.title = asked.title
+        self.net: SuperNet = tailor_ir.load(asked.supernet)
+        self.config: Config = self.net.space.canonical(dict(asked.config or self.net.max_config))
         self.size = self.net.input_size(self.config)
-        splits = load_splits(data)
+        splits = load_splits(asked.data)
         require_images(splits["test"])
-        statistics = None
-        if recalibration_images is not None:
-            known = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)
+        statistics, images = None, asked.recalibration_images
+        if images is not None:
+            known = EvaluationData(splits["validation"], splits["train"], recalibration_images=images)
             statistics = statistics_of(self.net, self.config, known)
         self.network = self.net.build(self.config, statistics)
         self.images = LabelledImages.of(splits["test"])
@@ -149,23 +163,42 @@ class _Subnet:
         return make_player(method, self.source, self.known, settings, batch_size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Playing:
+    """A SubNet and the stream that it plays under each method. window_images: number of images of an error. out: for files."""
+
+    subnet: _Subnet
+    drift: DriftSettings
+    phases: tuple[StreamPhase, ...]
+    window_images: int
+    out: Path
+    progress: Progress
+
+    @property
+    def images(self) -> int:
+        """The number of images of the stream."""
+        return sum(phase.images for phase in self.phases)
+
+
 def run(
     settings: StreamSettings,
     adaptation: AdaptationSettings,
     drift: DriftSettings,
-    data: DataSettings,
-    supernet: Path,
-    title: str,
-    config: Mapping[str, Any] | None,
-    recalibration_images: int | None,
+    asked: SubnetOfStream,
     out: Path,
     progress: Progress,
 ) -> StageResult:
-    """Play the stream under each method. title: name of the SubNet. config: of a SubNet; None: the largest one.
-    recalibration_images: for its BatchNorm statistics; None: the SuperNet's own.
-    """
-    subnet = _Subnet(supernet, None if config is None else dict(config), data, recalibration_images)
+    """Play the stream under each method."""
+    subnet = _Subnet(asked)
     phases = phases_of(plan_stream(drift, subnet.images.label_M), drift)
+    playing = _Playing(
+        subnet=subnet,
+        drift=drift,
+        phases=phases,
+        window_images=settings.window_images,
+        out=out,
+        progress=progress,
+    )
     (out / ADAPTED_FOLDER).mkdir(exist_ok=True)
     reasons = {method: why for method in settings.methods if (why := subnet.left_out(method)) is not None}
     if reasons:
@@ -174,60 +207,50 @@ def run(
     for method in settings.methods:
         if method not in known and method not in reasons:
             player = subnet.player(method, adaptation, drift.batch_size)
-            known[method] = _streamed(method, player, subnet, phases, drift, settings.window_images, out, progress)
+            known[method] = _streamed(playing, method, player)
             append_line(out / METHODS_FILE, known[method].to_json())
-    methods = tuple(known[method] for method in settings.methods if method in known)
-    found = StreamedNetwork(
-        title=title,
-        digest=subnet.net.space.digest(subnet.config),
-        config=subnet.config,
-        images=sum(phase.images for phase in phases),
-        window_images=settings.window_images,
-        settings=drift.model_dump(mode="json"),
-        phases=phases,
-        methods=methods,
-        errors_percent={one.method: one.error_percent for one in methods},
-        left_out={**reasons},
-    )
+    found = _found(playing, [known[method] for method in settings.methods if method in known], reasons)
     write_windows(found, out / WINDOWS_FILE)
     return found.write(out / STREAM_FILE)
 
 
-def _streamed(
-    method: StreamMethod,
-    player: StreamPlayer,
-    subnet: _Subnet,
-    phases: Sequence[StreamPhase],
-    drift: DriftSettings,
-    window_images: int,
-    out: Path,
-    progress: Progress,
-) -> StreamedMethod:
+def _found(
+    playing: _Playing, methods: Sequence[StreamedMethod], reasons: Mapping[StreamMethod, str]
+) -> StreamedNetwork:
+    """The result of all methods. reasons: of those that are left out."""
+    subnet = playing.subnet
+    return StreamedNetwork(
+        title=subnet.title,
+        digest=subnet.net.space.digest(subnet.config),
+        config=subnet.config,
+        images=playing.images,
+        window_images=playing.window_images,
+        settings=playing.drift.model_dump(mode="json"),
+        phases=playing.phases,
+        methods=tuple(methods),
+        errors_percent={one.method: one.error_percent for one in methods},
+        left_out={**reasons},
+    )
+
+
+def _streamed(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> StreamedMethod:
     """Play the stream under one method, and write its side file."""
-    total = sum(phase.images for phase in phases)
-    played = _played(method, player, subnet, drift, total, window_images, progress)
+    played = _played(playing, method, player)
     return StreamedMethod(
         method=method,
         error_percent=error_percent(played.right_N),
         window_error_percent=played.windows,
-        phase_error_percent=played.of_phases(phases),
+        phase_error_percent=played.of_phases(playing.phases),
         events=tuple(played.events),
-        side_file=_save(player, method, subnet, out),
-        images_per_s=total / played.seconds,
+        side_file=_save(playing, method, player),
+        images_per_s=playing.images / played.seconds,
     )
 
 
-def _played(
-    method: StreamMethod,
-    player: StreamPlayer,
-    subnet: _Subnet,
-    drift: DriftSettings,
-    total: int,
-    window_images: int,
-    progress: Progress,
-) -> Played:
+def _played(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> Played:
     """Play the stream under one method, with its error so far on the bar and each window's as a metric."""
-    told = 0
+    subnet, window_images, progress = playing.subnet, playing.window_images, playing.progress
+    total, told = playing.images, 0
     with progress.bar(method, total=total) as bar:
 
         def after(played: Played, images: int) -> None:
@@ -241,15 +264,15 @@ def _played(
                 progress.metrics({f"window_error_percent.{method}": error}, min((number + 1) * window_images, total))
             told = len(windows)
 
-        return play(player, stream(drift, subnet.images), subnet.size, window_images, after)
+        return play(player, stream(playing.drift, subnet.images), subnet.size, window_images, after)
 
 
-def _save(player: StreamPlayer, method: StreamMethod, subnet: _Subnet, out: Path) -> str | None:
+def _save(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> str | None:
     """Write the side file of the final adapted state; None if the source answers."""
     if player.adapted is None:
         return None
     name = f"{ADAPTED_FOLDER}/{method}.safetensors"
-    save_adapted(out / name, player.adapted, subnet.net, subnet.config)
+    save_adapted(playing.out / name, player.adapted, playing.subnet.net, playing.subnet.config)
     return name
 
 

@@ -17,6 +17,7 @@ from tasks.evaluation.subnets.evaluations import (
 from tasks.evaluation.subnets.images import (
     UPDATE_SECONDS,
     EvaluationData,
+    EvaluationResources,
     EvaluationWorkers,
     FinishedSubNets,
     OtherPrecision,
@@ -28,6 +29,7 @@ __all__ = [
     "UPDATE_SECONDS",
     "Accuracy",
     "EvaluationData",
+    "EvaluationResources",
     "EvaluationWorkers",
     "FinishedSubNets",
     "OtherPrecision",

@@ -33,7 +33,7 @@ class EvaluationRecipe(Record):
 
     fingerprint: of the split and of the training split, by which a process notices that it has loaded other images. limit: most
     images to evaluate on; None: the whole split. device: kind of torch's device. files: a digest of the listing of the data's
-    folder; if it differs, data are loaded anew. The other fields are as in `EvaluationData`.
+    folder; if it differs, data are loaded anew. The other fields are as in `EvaluationData` and `EvaluationResources`.
     """
 
     data: DataSettings
@@ -163,13 +163,33 @@ class EvaluationWorkers(Protocol):
         ...
 
 
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResources:
+    """Place and memory of an evaluation. device: of torch, with images and SubNets. dtype: of the images.
+
+    cache_mib: limit for resized images [MiB]; others are read or resized anew each time. features_mib: limit for features that
+    SubNets share while they are evaluated together [MiB]. workers: processes in which `accuracies` evaluates SubNets of a
+    SuperNet with a folder; None: this process.
+    """
+
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    cache_mib: float = 1024
+    features_mib: float = 1024
+    workers: EvaluationWorkers | None = None
+
+
+HERE = EvaluationResources()
+
+
 class EvaluationData:
     """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
 
-    At most `limit` images are evaluated on. Resized tensors are kept up to `cache_mib`; others are read or resized anew each
-    time. BatchNorm statistics are kept, too, in `known`. dtype: of the images. features_mib: limit for features that SubNets
-    share while they are evaluated together. precision: in which `accuracies` evaluates SubNets; None: torch's. workers:
-    processes in which `accuracies` evaluates SubNets of a SuperNet with a folder; None: this process.
+    At most `limit` images are evaluated on. BatchNorm statistics are kept, too, in `known`. precision: in which `accuracies`
+    evaluates SubNets; None: torch's.
     """
 
     def __init__(
@@ -180,22 +200,18 @@ class EvaluationData:
         recalibration_images: int = 512,
         batch_size: int = 128,
         limit: int | None = None,
-        cache_mib: float = 1024,
-        features_mib: float = 1024,
-        device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
-        workers: EvaluationWorkers | None = None,
+        resources: EvaluationResources = HERE,
     ) -> None:
-        self.workers = workers
-        self.device = device or torch.device("cpu")
-        self._dtype = dtype
+        self.workers = resources.workers
+        self.device = resources.device
+        self._dtype = resources.dtype
         self.precision: OtherPrecision | None = None
-        self.features_mib = features_mib
+        self.features_mib = resources.features_mib
         self.known = KnownStatistics()
         self._dataset, self._train = dataset, train
         self._batch_size = min(batch_size, recalibration_images, len(train))
         self._limit, self._recalibration_images = limit, recalibration_images
-        self._cache = _Cache(cache_mib * MIB)
+        self._cache = _Cache(resources.cache_mib * MIB)
 
     @property
     def dataset(self) -> Dataset:

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
         stages_of,
         table_of,
     )
-    from tasks.placement.partition.plans import PlansAhead, placement_plans, plan_ahead, write_chain, write_plans
+    from tasks.placement.partition.plans import (
+        ChainOptions,
+        PlansAhead,
+        placement_plans,
+        plan_ahead,
+        write_chain,
+        write_plans,
+    )
     from tasks.search.settings import PartitionLink, PlacementSettings
     from tasks.search.settings import PartitionSettings as Settings
 else:
     __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
+    "ChainOptions",
     "CutRow",
     "DeviceTable",
     "DeviceTimes",

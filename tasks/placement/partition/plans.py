@@ -116,28 +116,39 @@ def _way(conditions: PartitionConditions, way: Way, run_ms: Sequence[float]) -> 
     return StraightWay(bandwidth_mbps=float(conditions.bandwidth_mbps[way]), latency_ms=latency_ms)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainOptions:
+    """Options of a chain's files. threads: of the coordinator's runtime. ncnn: also write files of ncnn beside each segment.
+
+    statistics: BatchNorm statistics of the SubNet; None: those of the SuperNet.
+    """
+
+    threads: int = 1
+    ncnn: bool = False
+    statistics: Statistics | None = None
+
+
+ONE_THREAD = ChainOptions()
+
+
 def write_plans(
     net: SuperNet,
     config: Mapping[str, Choice],
     tables: Sequence[DeviceTimes],
     settings: PartitionSettings,
     folder: Path,
-    *,
-    threads: int = 1,
-    statistics: Statistics | None = None,
-    ncnn: bool = False,
+    options: ChainOptions = ONE_THREAD,
 ) -> PlacementPlans:
     """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder.
 
-    threads: of the coordinator's runtime. ncnn: also write files of ncnn beside each segment. UserError: the coordinator alone
-    does not keep the limits, the network passes values other than float32, or the segments' answer differs from the whole
-    SubNet's by more than 1e-5 (in ncnn 1e-4).
+    UserError: the coordinator alone does not keep the limits, the network passes values other than float32, or the segments'
+    answer differs from the whole SubNet's by more than 1e-5 (in ncnn 1e-4).
     """
     if HOME in settings.devices[1:]:
         raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
     config = net.space.canonical(config)
     ahead = plans_ahead(net, config, tables, settings)
-    write_chain(net, config, ahead.groups, folder, threads, statistics, ncnn=ncnn)
+    write_chain(net, config, ahead.groups, folder, options)
     digest = SplitSubNet.open(folder).subnet.digest
     plans = placement_plans(ahead, settings.devices, _run_ms(tables), digest)
     write_bytes(folder / PLANS_FILE, plans.to_json().encode())
@@ -255,22 +266,19 @@ def write_chain(
     config: Mapping[str, Choice],
     groups: Groups,
     folder: Path,
-    threads: int,
-    statistics: Statistics | None,
-    *,
-    ncnn: bool = False,
+    options: ChainOptions = ONE_THREAD,
 ) -> None:
     """Write groups of operators as the segments of a chain, in `segments.json` and ONNX files, with the same checks as parts.
 
     UserError: the network passes values other than float32, or the segments' answer differs from the whole SubNet's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    exported = export_checked(net, config, groups, folder, statistics)
+    exported = export_checked(net, config, groups, folder, options.statistics)
     if len(set(exported.outputs)) != 1:
         got = f"the network has {len(set(exported.outputs))} outputs"
         raise UserError("partition.plans", got, allowed="one", next_step="use partition.parts")
     pairs: Sequence[NcnnPair | None] = [None] * len(groups)
-    if ncnn:
+    if options.ncnn:
         pairs = write_ncnn(folder, exported, net.input_shape(config))
     segments = []
     for name, pair, session, macs in zip(exported.files, pairs, exported.sessions, exported.macs, strict=True):
@@ -289,6 +297,6 @@ def write_chain(
         input=segments[0].inputs[0],
         segments=tuple(segments),
         runtime="onnxruntime",
-        settings={"intra_op_num_threads": threads, "session.intra_op.allow_spinning": "0"},
+        settings={"intra_op_num_threads": options.threads, "session.intra_op.allow_spinning": "0"},
     )
     write_bytes(folder / SEGMENTS_FILE, manifest.to_json().encode())

@@ -34,7 +34,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     are kept.
     A second call goes on from the last checkpoint. Raises UserError when a worker dies.
     """
-    from tasks.evaluation.subnets import EvaluationData
+    from tasks.evaluation.subnets import EvaluationData, EvaluationResources
     from tasks.evaluation.subnets.evaluations import accuracies_of_ends, ends_on
     from tasks.evaluation.subnets.images import pick_device
     from tasks.training.finetune import ranges
@@ -58,10 +58,9 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     )
     ranges.prepare(job, net)
     job = launch(job, "fine-tuning", progress)
-    net.elastic.to(device := pick_device(settings.device))
-    validation = EvaluationData(
-        splits["validation"], splits["train"], device=device, recalibration_images=settings.recalibration_images
-    )
+    images, here = settings.recalibration_images, EvaluationResources(device=pick_device(settings.device))
+    net.elastic.to(here.device)
+    validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=images, resources=here)
     given = BeforeWeights.of(net, validation) if before is None else None
     _take(net, job, validation)
     after = ends_on(net, validation)

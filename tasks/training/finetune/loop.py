@@ -15,12 +15,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tasks.base.artifacts import append_line
 from tasks.base.errors import UserError
-from tasks.data import Batch, Dataset
+from tasks.data import Batch, Dataset, EpochPart
 from tasks.data.dataset import prefetched
 from tasks.data.problems import require
 from tasks.data.samples import placed
 from tasks.data.source import Inputs, each, only, pieces, samples_in, tensors
-from tasks.evaluation.subnets import EvaluationData
+from tasks.evaluation.subnets import EvaluationData, EvaluationResources
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.checkpoint import rewind
 from tasks.training.finetune.job import Job, TrainingPhase
@@ -123,6 +123,7 @@ class Trainer:
         self.first_of_node = int(os.environ["LOCAL_RANK"]) == 0
         mixed = self.settings.precision == "bfloat16"
         self.dtype = torch.float32 if mixed else getattr(torch, self.settings.precision)
+        self.resources = EvaluationResources(device=device, dtype=self.dtype)
         self._mixed = partial(mixed_precision, device, enabled=mixed)
         self.layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
         self.teacher = None if network.teacher is None else self._placed(network.teacher).requires_grad_(False).eval()
@@ -130,7 +131,7 @@ class Trainer:
         self.average = averaged(network.module, self.settings) if self.first_of_node else None
         self.judged_on = self._judged_on(validation)
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
-        self.watch = watch_of(job, self.phase, network.net, (dataset, validation), device, self.dtype)
+        self.watch = watch_of(job, self.phase, network.net, (dataset, validation), self.resources)
         self._go_on()
         self.memory = BudgetedSteps(self.settings, job.folder, device)
         self.parallel = self._wrapped()
@@ -215,8 +216,7 @@ class Trainer:
             batch_size=self.settings.micro_batch,
             limit=exits.images,
             recalibration_images=exits.recalibration_images,
-            device=self.device,
-            dtype=self.dtype,
+            resources=self.resources,
         )
 
     def _moves(self) -> None:
@@ -225,9 +225,7 @@ class Trainer:
     def _calibration(self) -> Iterator[Inputs]:
         """Training images for BatchNorm statistics, in the network's input size."""
         images = self.settings.recalibration_images
-        data = EvaluationData(
-            self.dataset, self.dataset, device=self.device, dtype=self.dtype, recalibration_images=images
-        )
+        data = EvaluationData(self.dataset, self.dataset, recalibration_images=images, resources=self.resources)
         yield from data.calibration(self.network.base_size)
 
     def _placed(self, module: nn.Module) -> nn.Module:
@@ -318,15 +316,13 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         first, skip = divmod(self.step, self.job.steps_per_epoch)
+        own = EpochPart(rank=self.rank, world=self.world, last=self.job.last_batch)
         for epoch in range(first, math.ceil(self.phase.last_step / self.job.steps_per_epoch)):
             yield from self.dataset.batches(
                 self.settings.batch_size,
                 seed=self.settings.seed,
                 epoch=epoch,
-                rank=self.rank,
-                world=self.world,
-                start=skip if epoch == first else 0,
-                last=self.job.last_batch,
+                part=replace(own, start=skip if epoch == first else 0),
             )
 
     def train_step(self, x: Inputs, target: torch.Tensor) -> Finished:

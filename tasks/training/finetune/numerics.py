@@ -9,6 +9,7 @@ input one pixel wide, all taps but the middle one are such taps. These convoluti
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -106,7 +107,7 @@ class _FullWhereUnseen(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in CONVOLUTIONS and _has_unseen_taps(CONVOLUTIONS[func], *args, **kwargs):
+        if func in CONVOLUTIONS and _Convolution(*args, **kwargs).has_unseen_taps(CONVOLUTIONS[func]):
             with torch.autocast("cpu", enabled=False):
                 return func(*map(_in_full, args), **{name: _in_full(value) for name, value in kwargs.items()})
         return func(*args, **kwargs)
@@ -116,25 +117,27 @@ def _in_full(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) else value
 
 
-def _has_unseen_taps(
-    dimensions: int,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> bool:
-    if padding == "valid":
-        padding = 0
-    strides, dilations = _each(stride, dimensions), _each(dilation, dimensions)
-    sizes, kernels = input.shape[-dimensions:], weight.shape[-dimensions:]
-    if padding == "same":
-        paddings = [gap * (kernel - 1) // 2 for gap, kernel in zip(dilations, kernels, strict=True)]
-    else:
-        paddings = _each(padding, dimensions)
-    return any(map(has_unseen_taps, sizes, kernels, strides, paddings, dilations))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Convolution:
+    """Arguments of `torch.conv1d`, `conv2d` and `conv3d`, in their order, since torch calls them by position, too."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: int = 1
+
+    def has_unseen_taps(self, dimensions: int) -> bool:
+        """Whether a tap of the kernel meets only padding. dimensions: number of spatial ones."""
+        strides, dilations = _each(self.stride, dimensions), _each(self.dilation, dimensions)
+        sizes, kernels = self.input.shape[-dimensions:], self.weight.shape[-dimensions:]
+        if self.padding == "same":
+            paddings = [gap * (kernel - 1) // 2 for gap, kernel in zip(dilations, kernels, strict=True)]
+        else:
+            paddings = _each(0 if self.padding == "valid" else self.padding, dimensions)
+        return any(map(has_unseen_taps, sizes, kernels, strides, paddings, dilations))
 
 
 def _each(value: int | Sequence[int], dimensions: int) -> list[int]:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import distributed
 
 from tailor_ir import Config, SuperNet
@@ -16,7 +15,7 @@ from tailor_ir.subnets.prefixes import groups
 from tasks.base.artifacts import append_line
 from tasks.base.schemas.results import RANGE_ACCURACIES_FILE, RANGES_FILE, RangeLine, WatchedSubNet, WatchedSubNets
 from tasks.data import Dataset
-from tasks.evaluation.subnets import EvaluationData, evaluate_together
+from tasks.evaluation.subnets import EvaluationData, EvaluationResources, evaluate_together
 from tasks.training.finetune.checkpoint import rewind
 from tasks.training.finetune.job import Job, TrainingPhase
 from tasks.training.finetune.settings import Settings
@@ -139,8 +138,7 @@ def watch_of(
     phase: TrainingPhase,
     net: SuperNet | None,
     images: tuple[Dataset, Dataset | None],
-    device: torch.device,
-    dtype: torch.dtype,
+    resources: EvaluationResources,
 ) -> RangeWatch | None:
     """The watch of a phase; None if nothing is evaluated. images: for training and validation."""
     settings, (train, validation) = job.finetune, images
@@ -155,7 +153,6 @@ def watch_of(
         batch_size=settings.micro_batch,
         limit=settings.ranges.images,
         recalibration_images=settings.ranges.recalibration_images,
-        device=device,
-        dtype=dtype,
+        resources=resources,
     )
     return RangeWatch(job, phase, net, epochs, data)

@@ -15,7 +15,7 @@ from torch import nn
 
 import tailor_ir
 from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, load_adapted
-from tasks.adaptation.streams import WINDOWS_FILE, Settings, check_images, run
+from tasks.adaptation.streams import WINDOWS_FILE, Settings, SubnetOfStream, check_images, run
 from tasks.adaptation.streams.stage import phases_of
 from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
@@ -61,7 +61,8 @@ def played(folder: Path, out: Path, methods: list[str], progress: Silent, **drif
     out.mkdir(exist_ok=True)
     settings = Settings.model_validate({"methods": methods, "window_images": 30})
     chosen = DRIFT.model_copy(update=drift)
-    result = run(settings, AdaptationSettings(), chosen, DATA, folder, "largest", None, 64, out, progress)
+    subnet = SubnetOfStream(supernet=folder, data=DATA, title="largest", recalibration_images=64)
+    result = run(settings, AdaptationSettings(), chosen, subnet, out, progress)
     found = StreamedNetwork.read(out / STREAM_FILE)
     assert found.to_json() == result
     return found

@@ -14,7 +14,7 @@ import torch
 import tailor_ir
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
+from tasks.evaluation.subnets import Accuracy, EvaluationData, EvaluationResources, accuracies
 from tasks.prediction.accuracy import modifications
 
 RESOLUTIONS = [24, 28, 32]
@@ -38,7 +38,8 @@ def images(split: Any = "validation", features_mib: float = 64, **options: Any) 
     """Digits; few of them, unless said otherwise."""
     splits = load_splits(DataSettings(kind="digits"))
     options = {"recalibration_images": 96, "batch_size": 64, "limit": 150} | options
-    return EvaluationData(splits[split], splits["train"], features_mib=features_mib, **options)
+    resources = EvaluationResources(features_mib=features_mib)
+    return EvaluationData(splits[split], splits["train"], resources=resources, **options)
 
 
 def evaluate(file: Path) -> list[Accuracy]:

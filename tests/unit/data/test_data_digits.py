@@ -6,7 +6,7 @@ import torch
 from pydantic import ValidationError
 
 from tasks.base.errors import UserError
-from tasks.data import Dataset, DataSettings, load, load_splits
+from tasks.data import Dataset, DataSettings, EpochPart, load, load_splits
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_shuffled_batches_are_whole_and_depend_on_seed_and_epoch(train: Dataset)
 
 def test_ranks_together_give_the_global_batches_of_one_rank(train: Dataset) -> None:
     alone = list(train.batches(64, seed=5, epoch=2))
-    ranks = [list(train.batches(64, seed=5, epoch=2, rank=rank, world=2)) for rank in range(2)]
+    ranks = [list(train.batches(64, seed=5, epoch=2, part=EpochPart(rank=rank, world=2))) for rank in range(2)]
     for (x, y), (x0, y0), (x1, y1) in zip(alone, *ranks, strict=True):
         assert torch.equal(y, torch.cat([y0, y1]))
         assert torch.allclose(x, torch.cat([x0, x1]), rtol=0, atol=1e-6)
@@ -83,7 +83,7 @@ def test_ranks_together_give_the_global_batches_of_one_rank(train: Dataset) -> N
 
 def test_start_skips_batches_without_changing_the_rest(train: Dataset) -> None:
     whole = [y for _, y in train.batches(64, seed=5)]
-    tail = [y for _, y in train.batches(64, seed=5, start=15)]
+    tail = [y for _, y in train.batches(64, seed=5, part=EpochPart(start=15))]
     assert len(tail) == len(whole) - 15
     assert torch.equal(tail[0], whole[15])
 

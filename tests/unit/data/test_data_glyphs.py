@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from tasks.base.errors import UserError
-from tasks.data import Dataset, DataSettings, Split, load_splits
+from tasks.data import Dataset, DataSettings, EpochPart, Split, load_splits
 from tasks.data.drawn.characters import distinct_characters, masks
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.drawn.variation import uniforms
@@ -130,7 +130,7 @@ def test_ranks_together_give_the_global_batches_of_one_rank(splits: dict[Split, 
     train = splits["train"]
     for alone, *ranks in zip(
         train.batches(600, seed=1, epoch=4),
-        *(train.batches(600, seed=1, epoch=4, rank=rank, world=2) for rank in range(2)),
+        *(train.batches(600, seed=1, epoch=4, part=EpochPart(rank=rank, world=2)) for rank in range(2)),
         strict=True,
     ):
         assert torch.allclose(alone[0], torch.cat([x for x, _ in ranks]), rtol=0, atol=1e-6)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.nn import functional
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load_splits
+from tasks.data import DataSettings, EpochPart, load_splits
 from tasks.data.dataset import describe
 from tasks.export.card import image_preparation
 
@@ -93,7 +93,7 @@ def test_augmented_batches_do_not_depend_on_ranks(tmp_path: Path, write_images: 
     write_images(tmp_path, 12)
     train = load_splits(settings(tmp_path))["train"]
     alone, _ = next(train.batches(8, seed=2))
-    parts = [next(train.batches(8, seed=2, rank=rank, world=2))[0] for rank in range(2)]
+    parts = [next(train.batches(8, seed=2, part=EpochPart(rank=rank, world=2)))[0] for rank in range(2)]
     assert torch.equal(alone, torch.cat(parts))
 
 

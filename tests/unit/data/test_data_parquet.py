@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load_splits
+from tasks.data import DataSettings, EpochPart, load_splits
+from tasks.data.dataset import WHOLE_EPOCH
 from tasks.data.parquet import LANES, open_parquet, side_by_side
 from tests.support.data.coloured_images import COLOURS, encoded
 
@@ -84,13 +85,13 @@ def test_lanes_keep_every_row_and_equal_slices_of_batches_are_runs(count: int, b
         assert np.array_equal(lane.ravel(), np.arange(lane.size) + lane.min(initial=count) * (lane.size > 0))
 
 
-def read_without(folder: Path, keep: set[int], rank: int = 0, world: int = 1, start: int = 0) -> list[torch.Tensor]:
+def read_without(folder: Path, keep: set[int], part: EpochPart = WHOLE_EPOCH) -> list[torch.Tensor]:
     """Labels of the batches when the only training shards left, once opened, are those numbered in `keep`."""
     train = load_splits(settings(folder))["train"]
     for shard in folder.glob("train-*.parquet"):
         if int(shard.stem.removeprefix("train-")) not in keep:
             shard.unlink()
-    return [y for _, y in train.batches(16, seed=3, epoch=1, rank=rank, world=world, start=start)]
+    return [y for _, y in train.batches(16, seed=3, epoch=1, part=part)]
 
 
 def needed(folder: Path, rank: int, start: int = 0) -> set[int]:
@@ -108,7 +109,7 @@ def test_a_rank_reads_only_the_row_groups_of_its_own_rows(tmp_path: Path, rank: 
     own = needed(tmp_path, rank)
     assert len(own) <= 9
     assert len(own | needed(tmp_path, 1 - rank)) == 16
-    for expected, y in zip(whole, read_without(tmp_path, own, rank=rank, world=2), strict=True):
+    for expected, y in zip(whole, read_without(tmp_path, own, EpochPart(rank=rank, world=2)), strict=True):
         assert torch.equal(y, expected)
 
 
@@ -117,7 +118,7 @@ def test_a_resumed_epoch_reads_nothing_of_what_is_behind_it(tmp_path: Path) -> N
     whole = [y for _, y in load_splits(settings(tmp_path))["train"].batches(16, seed=3, epoch=1)]
     ahead = needed(tmp_path, 0, 20) | needed(tmp_path, 1, 20)
     assert len(ahead) < 16
-    for expected, y in zip(whole[20:], read_without(tmp_path, ahead, start=20), strict=True):
+    for expected, y in zip(whole[20:], read_without(tmp_path, ahead, EpochPart(start=20)), strict=True):
         assert torch.equal(y, expected)
 
 
@@ -125,7 +126,7 @@ def test_ranks_together_give_the_global_batches_of_one_rank(shards: Path) -> Non
     train = load_splits(settings(shards))["train"]
     for alone, *ranks in zip(
         train.batches(32, seed=1, epoch=4),
-        *(train.batches(32, seed=1, epoch=4, rank=r, world=2) for r in range(2)),
+        *(train.batches(32, seed=1, epoch=4, part=EpochPart(rank=r, world=2)) for r in range(2)),
         strict=True,
     ):
         assert torch.equal(alone[0], torch.cat([x for x, _ in ranks]))

@@ -10,7 +10,7 @@ import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load_splits
+from tasks.data import DataSettings, EpochPart, load_splits
 from tests.support.data.coloured_images import COLOURS, encoded
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
@@ -121,7 +121,9 @@ def test_ranks_together_give_the_global_batches_of_one_rank(tmp_path: Path, monk
     write_cifar(tmp_path, "cifar10", monkeypatch)
     train = load_splits(settings("cifar10", tmp_path))["train"]
     for alone, *ranks in zip(
-        train.batches(100, seed=1), *(train.batches(100, seed=1, rank=rank, world=2) for rank in range(2)), strict=True
+        train.batches(100, seed=1),
+        *(train.batches(100, seed=1, part=EpochPart(rank=rank, world=2)) for rank in range(2)),
+        strict=True,
     ):
         assert torch.equal(alone[0], torch.cat([x for x, _ in ranks]))
         assert torch.equal(alone[1], torch.cat([y for _, y in ranks]))

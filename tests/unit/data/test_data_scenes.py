@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tasks.base.errors import UserError
-from tasks.data import Dataset, DataSettings, Split, load_splits
+from tasks.data import Dataset, DataSettings, EpochPart, Split, load_splits
 from tasks.data.drawn.glyphs import BACKGROUND, OBJECTS, GlyphScenes
 from tasks.data.problems.segmentation import IGNORED
 
@@ -80,7 +80,7 @@ def test_augmentation_moves_images_and_masks_alike_whatever_the_ranks(splits: di
     inside = torch.stack([grey[y > 0].mean() for grey, y in zip(grey_BHW, y_BHW, strict=True) if (y > 0).any()])
     outside = torch.stack([grey[y == 0].mean() for grey, y in zip(grey_BHW, y_BHW, strict=True) if (y > 0).any()])
     assert ((inside - outside).abs() > 0.4).float().mean() > 0.8
-    ranks = [next(train.batches(32, seed=3, rank=rank, world=2)) for rank in range(2)]
+    ranks = [next(train.batches(32, seed=3, part=EpochPart(rank=rank, world=2))) for rank in range(2)]
     assert torch.allclose(torch.cat([x for x, _ in ranks]), x_BCHW, rtol=0, atol=1e-5)
     assert torch.equal(torch.cat([y for _, y in ranks]), y_BHW)
 

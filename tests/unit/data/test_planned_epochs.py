@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.data import DataSettings, load
-from tasks.data.dataset import Dataset, PlannedEpoch
+from tasks.data.dataset import Dataset, EpochPart, PlannedEpoch
 from tasks.data.source import samples_in
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.settings import TrainSettings
@@ -40,7 +40,10 @@ def test_a_last_batch_is_of_what_is_left(
     assert data.planned(batch, batch // micro) == planned
     for world in (1, 2):
         slices = [
-            [samples_in(x) for x, _ in data.batches(batch, seed=0, rank=rank, world=world, last=planned.last)]
+            [
+                samples_in(x)
+                for x, _ in data.batches(batch, seed=0, part=EpochPart(rank=rank, world=world, last=planned.last))
+            ]
             for rank in range(world)
         ]
         whole = [batch] * (planned.steps - bool(planned.last)) + [planned.last] * bool(planned.last)

@@ -285,11 +285,22 @@ class StageJudge:
             self._net.elastic.tensor(name).copy_(tensor)
 
 
-class TrainableExits:
-    """A SuperNet in which all exits of a SubNet are trained in one pass: `draw` gives the SubNets of a step, the largest first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitTeaching:
+    """Soft labels for exits. share: their weight in the loss. original: the frozen original, if heads alone are trained.
 
-    share: the weight of soft labels. teaching: position of the exit of the first SubNet that teaches the others; None: no exit
-    teaches. original: the frozen original, if heads alone are trained.
+    exit: position of the exit of the first SubNet that teaches the others; None: no exit teaches.
+    """
+
+    share: float
+    exit: Callable[[], int | None] = lambda: None
+    original: FrozenOriginal | None = None
+
+
+class TrainableExits:
+    """A SuperNet in which all exits of a SubNet are trained in one pass.
+
+    draw: gives the SubNets of a step, the largest first.
     """
 
     def __init__(
@@ -300,9 +311,7 @@ class TrainableExits:
         draw: Callable[[int], list[Role]],
         judge: Judge,
         settings: Settings,
-        share: float,
-        teaching: Callable[[], int | None] = lambda: None,
-        original: FrozenOriginal | None = None,
+        teaching: ExitTeaching,
     ) -> None:
         self.net: SuperNet | None = net
         self.module = net.elastic
@@ -311,8 +320,8 @@ class TrainableExits:
         self.judge: Judge | None = judge
         self.base_size = net.input_size(net.max_config)
         self.roles = draw
-        self._net, self._course, self._settings, self._share = net, course, settings, share
-        self._teaching, self._original = teaching, original
+        self._net, self._course, self._settings = net, course, settings
+        self._teaching, self._share, self._original = teaching.exit, teaching.share, teaching.original
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """Kernel transforms, which decay would pull from the identity to zero."""
@@ -385,7 +394,7 @@ def open_exits(
         def part(step: int) -> list[Role]:
             return [Role("staged", net.max_config, False, parts=_weighted(names, course.exits, None))]
 
-        return TrainableExits(net, runner, course, part, stage_judge, settings, share)
+        return TrainableExits(net, runner, course, part, stage_judge, settings, ExitTeaching(share=share))
     heads = phase.strategy == "heads"
     course = Course(tuple(range(len(names) - 1)), len(names)) if heads else Course(tuple(range(len(names))))
     judge = BestExit(ExitMeter(net, runner, course), names, phase, every)
@@ -396,13 +405,15 @@ def open_exits(
         def alone(step: int) -> list[Role]:
             return [Role("heads", net.max_config, True, parts=parts)]
 
-        return TrainableExits(net, runner, course, alone, judge, settings, share, lambda: len(names) - 1, original)
+        teaching = ExitTeaching(share=share, exit=lambda: len(names) - 1, original=original)
+        return TrainableExits(net, runner, course, alone, judge, settings, teaching)
     weighted = _weighted(names, course.exits, settings.exits.weights)
 
     def together(step: int) -> list[Role]:
         return joint_roles(net, settings, step, weighted, fixed)
 
-    return TrainableExits(net, runner, course, together, judge, settings, share, lambda: judge.best)
+    teaching = ExitTeaching(share=share, exit=lambda: judge.best)
+    return TrainableExits(net, runner, course, together, judge, settings, teaching)
 
 
 def _stage(part: int, *, improves: bool) -> Course:

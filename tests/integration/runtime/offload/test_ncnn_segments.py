@@ -12,7 +12,7 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
 from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tasks.base.errors import UserError
-from tasks.placement.partition import Settings, open_tables, plan_partition, write_parts, write_plans
+from tasks.placement.partition import ChainOptions, Settings, open_tables, plan_partition, write_parts, write_plans
 from tasks.placement.partition.parts import ExportedParts, write_ncnn
 from tests.support.agents.agent_processes import soon
 from tests.support.links.devices import Reference, are_in, inputs, same, serving
@@ -36,7 +36,7 @@ def both(finished: tuple[Path, tailor_ir.SuperNet], tmp_path_factory: pytest.Tem
     folder, net = finished
     settings = Settings(devices=("phone", "server"), latency_ms=0.05, plans_bandwidth_mbps=(0.1, 1000.0))
     out = tmp_path_factory.mktemp("both")
-    write_plans(net, net.max_config, open_tables(folder, settings.devices), settings, out, ncnn=True)
+    write_plans(net, net.max_config, open_tables(folder, settings.devices), settings, out, ChainOptions(ncnn=True))
     return out
 
 

@@ -21,7 +21,7 @@ from adaptive_runtime.policy import (
     VariantTable,
     replay,
 )
-from adaptive_runtime.state.traces import Pattern, PressureResponse, trace_of
+from adaptive_runtime.state.traces import Pattern, PressureResponse, RequestArrivals, trace_of
 from benchmarks.simulation import (
     RequestEnds,
     SimulatedOutcome,
@@ -65,8 +65,7 @@ def simulations(draw: st.DrawFn) -> Simulation:
         seed=draw(st.integers(0, 99)),
         duration_s=3.0,
         responses=RESPONSES,
-        requests_per_s=draw(st.sampled_from([1.0, 20.0, 800.0])),
-        regular=draw(st.booleans()),
+        arrivals=RequestArrivals(requests_per_s=draw(st.sampled_from([1.0, 20.0, 800.0])), regular=draw(st.booleans())),
     )
     requests = SimulatedRequests.drawn(table, trace, seed=draw(st.integers(0, 99)), noise=0.1)
     limits = ChoiceLimits(
@@ -119,7 +118,7 @@ def test_one_variant_is_served_as_a_queue_of_one_server_says(simulation: Simulat
 
 
 def curve(pattern: Pattern = "steps", seed: int = 3) -> Simulation:
-    trace = trace_of(pattern, seed=seed, duration_s=60.0, requests_per_s=20.0)
+    trace = trace_of(pattern, seed=seed, duration_s=60.0, arrivals=RequestArrivals(requests_per_s=20.0))
     requests = SimulatedRequests.drawn(CURVE, trace, seed=seed)
     return Simulation(requests=requests, limits=ChoiceLimits(budget_ms=30.0), every_s=0.1)
 

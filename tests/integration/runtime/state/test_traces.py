@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.state.sensing import MemorySensor
-from adaptive_runtime.state.traces import PATTERNS, LoadTrace, Pattern, PressureResponse, Stress, trace_of
+from adaptive_runtime.state.traces import (
+    PATTERNS,
+    LoadTrace,
+    Pattern,
+    PressureResponse,
+    RequestArrivals,
+    Stress,
+    trace_of,
+)
 from adaptive_runtime.state.traces.burner import (
     HELD_MIB,
     LEAST_LEFT,
@@ -44,8 +52,9 @@ START_S = 60.0
 @given(patterns, st.integers(0, 2**32), st.floats(5.0, 60.0), st.booleans())
 def test_a_trace_is_drawn_alike_from_one_seed(pattern: Pattern, seed: int, duration_s: float, regular: bool) -> None:
     responses = (PressureResponse(2.0, 0.5), PressureResponse(0.5, 3.0))
+    arrivals = RequestArrivals(regular=regular)
     drawn = [
-        trace_of(pattern, seed=seed, duration_s=duration_s, responses=responses, regular=regular) for _ in range(2)
+        trace_of(pattern, seed=seed, duration_s=duration_s, responses=responses, arrivals=arrivals) for _ in range(2)
     ]
     assert drawn[0] == drawn[1]
     trace = drawn[0]
