@@ -53,7 +53,8 @@ def supernet_step(
     trainer = Trainer(job, network, load(job.data, "train"), device)
 
     def step() -> None:
-        trainer.train_step(*batch)
+        x, y = batch
+        trainer.train_step(x, y)
 
     return step
 

@@ -54,8 +54,15 @@ def run(arguments: argparse.Namespace) -> None:
         if line := _line(event):
             print(line, flush=True)
 
-    own = (arguments.bundle, arguments.images, folder, settings, tell, arguments.key_file, arguments.niceness)
-    with BackgroundSearch(*own) as search:
+    with BackgroundSearch(
+        bundle=arguments.bundle,
+        images=arguments.images,
+        folder=folder,
+        settings=settings,
+        tell=tell,
+        key_file=arguments.key_file,
+        niceness=arguments.niceness,
+    ) as search:
         search.wait()
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(events), encoding="utf-8")

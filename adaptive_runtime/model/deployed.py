@@ -371,9 +371,20 @@ class DeployedModel:
         count = len(raw_NV)
         *_, height, width = (0, 0, *self.taken.shape)
         found = self._decoder(raw_NV, active.subnet, active.subnet.nets[active.form], (height, width))
-        nobody, logits = np.full(count, NO_CLASS), raw_NV if found.labels else np.empty((count, 0), np.float32)
-        forms = (active.form,) * count
-        return ModelAnswer(nobody, logits, subnets, exits, np.zeros(count), run_ms, forms, (), *found)
+        return ModelAnswer(
+            classes=np.full(count, NO_CLASS),
+            logits=raw_NV if found.labels else np.empty((count, 0), np.float32),
+            subnets=subnets,
+            exits=exits,
+            confidence=np.zeros(count),
+            latency_ms=run_ms,
+            formats=(active.form,) * count,
+            detections=found.detections,
+            masks=found.masks,
+            labels=found.labels,
+            images=found.images,
+            tags=found.tags,
+        )
 
     def _choose(self, chooser: Chooser) -> None:
         """Ask the chooser, unless another thread is asking it."""

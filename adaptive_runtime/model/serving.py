@@ -218,7 +218,8 @@ class ServedVariants:
             if wanted is not None:
                 self._bring(wanted)
             elif ahead:
-                self._prepare(*ahead.pop())
+                answerer, loads = ahead.pop()
+                self._prepare(answerer, loads)
 
     def _useful_ahead(self) -> list[tuple[Answerer, bool]]:
         """The variants to prepare, with whether to load them, too; the last one first."""

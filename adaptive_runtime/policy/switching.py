@@ -93,10 +93,11 @@ class Switching:
         self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant
     ) -> tuple[ChoiceState, Decision]:
         """Move away from a variant that breaks a limit."""
-        look_up, given = self.objective.look_up, (inputs.limits, inputs.factors)
+        look_up, limits, factors = self.objective.look_up, inputs.limits, inputs.factors
         hardly_faster = not best.within and best.effective_ms > (1 - self.margin) * now.effective_ms
-        hardly_surer = look_up.room(best.variant, *given) < look_up.room(now.variant, *given) + HARDLY_SURER
-        if hardly_faster and hardly_surer and look_up.keeps_extras(now.variant, inputs.limits):
+        room, room_now = look_up.room(best.variant, limits, factors), look_up.room(now.variant, limits, factors)
+        hardly_surer = room < room_now + HARDLY_SURER
+        if hardly_faster and hardly_surer and look_up.keeps_extras(now.variant, limits):
             why = f"the surest, {self._name(best)}, is hardly surer or faster with {best.effective_ms:.3g} ms"
             return self._stays(state, inputs, now, None, why)
         why, switches = f"{self._told(now, inputs)}; {self._told(best, inputs)}", len(state.switched_s)

@@ -223,7 +223,7 @@ class ModelService:
         """Count an answer that is returned to its client."""
         self._count("late" if given.late_ms else "answered")
         self.metrics.observe(given.answer, given.waited_ms)
-        self.recent.answered(*given)
+        self.recent.answered(given.answer, waited_ms=given.waited_ms, late_ms=given.late_ms)
         self.observe()
 
     def _count(self, outcome: str) -> None:

@@ -63,7 +63,7 @@ class FramePrefix(NamedTuple):
     @classmethod
     def read(cls, content: bytes) -> "FramePrefix":
         """Parse the beginning of a frame. RequestRefused: it is no frame of a client."""
-        found = cls(*PREFIX.unpack(content))
+        found = cls._make(PREFIX.unpack(content))
         if found.magic != MAGIC:
             raise RequestRefused(400, "the bytes are no frame of a local client")
         if found.version != VERSION:

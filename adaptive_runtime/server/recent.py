@@ -130,9 +130,16 @@ class RecentService:
 
     def answered(self, answer: ModelAnswer, waited_ms: float, late_ms: float) -> None:
         """Record one more answer."""
-        now_s = time.monotonic()
-        row = (now_s, answer.latency_ms, waited_ms, late_ms, by_sample(answer.subnets), by_sample(answer.exits))
-        self.answers.append(AnsweredRequest(*row))
+        self.answers.append(
+            AnsweredRequest(
+                at_s=time.monotonic(),
+                latency_ms=answer.latency_ms,
+                waited_ms=waited_ms,
+                late_ms=late_ms,
+                subnet=by_sample(answer.subnets),
+                exit=by_sample(answer.exits),
+            )
+        )
 
     def observe(self, state: ModelState) -> None:
         """Record changes since the last call."""

@@ -83,7 +83,14 @@ class ServiceRoutes:
                 of_all = message.parameters
                 asked = AskedAnswer(read_request.images_NCHW, arrived_s, of_all.deadline_ms, of_all.subnet)
                 given = await service.answer(asked)
-            response = _response(written(message, *given, model=(self._name, self._version)))
+            body = written(
+                message,
+                given.answer,
+                waited_ms=given.waited_ms,
+                late_ms=given.late_ms,
+                model=(self._name, self._version),
+            )
+            response = _response(body)
             service.answered(given)
             return response
 

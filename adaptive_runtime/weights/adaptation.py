@@ -97,9 +97,15 @@ class AdaptedSubnet:
     @property
     def state(self) -> SubnetWeights:
         """The current state."""
-        guard, steps = self.guard, self.weights.steps
-        serves = self.is_adapted, self.is_aligned
-        return SubnetWeights(*serves, guard.drifting, guard.images, steps, self._look_ms, self._renewed_ms)
+        return SubnetWeights(
+            adapted=self.is_adapted,
+            aligned=self.is_aligned,
+            drifting=self.guard.drifting,
+            images=self.guard.images,
+            steps=self.weights.steps,
+            look_ms=self._look_ms,
+            renewed_ms=self._renewed_ms,
+        )
 
     def release(self) -> None:
         """Free the memory for observing until the next images come."""

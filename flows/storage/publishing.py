@@ -83,8 +83,8 @@ def publish(objects: Objects, name: str, folder: Path, record: FolderRecord, *, 
 
     The caller has announced it (`flows.storage.publishing`). replace: replace an existing folder.
     """
-    contents = {digest.sha256: (folder / name, digest) for name, digest in record.files.items()}
-    each(contents.values(), lambda one: _upload(objects, *one))
+    files = {digest: folder / name for name, digest in record.files.items()}
+    each(files, lambda digest: _upload(objects, files[digest], digest))
     if replace:
         objects.write(name + RECORD_END, record.content())
         return True

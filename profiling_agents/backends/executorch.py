@@ -279,8 +279,10 @@ class ExecuTorchModel:
             outputs = [output.numpy() for output in self._method.get_outputs()]
         if self._job.output_shapes is None:
             return outputs
-        named = zip(self._job.output_names, outputs, self._job.output_shapes, strict=True)
-        return [restore_shape(*one) for one in named]
+        return [
+            restore_shape(name, array, shape)
+            for name, array, shape in zip(self._job.output_names, outputs, self._job.output_shapes, strict=True)
+        ]
 
     def close(self) -> None:
         """Free the method, then its program."""

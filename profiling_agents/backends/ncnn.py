@@ -202,7 +202,8 @@ class NcnnBackend:
 
     def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
         """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
-        without_batch = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
+        inputs = zip(job.input_names, job.input_shapes, strict=True)
+        without_batch = [_without_batch(name, shape) for name, shape in inputs]
         names = OwnNames()
         with names.restored_errors(), renamed_file(files[0], names) as param:
             own_job = names.job(job, "blob", None, names.known("blob"))

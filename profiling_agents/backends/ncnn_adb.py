@@ -184,7 +184,8 @@ class NcnnAdbBackend:
 
     def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnAdbModel":
         """Copy the param file, with our own names in it, to the device; the weights are not needed there."""
-        shapes = [_without_batch(*pair) for pair in zip(job.input_names, job.input_shapes, strict=True)]
+        inputs = zip(job.input_names, job.input_shapes, strict=True)
+        shapes = [_without_batch(name, shape) for name, shape in inputs]
         remote = f"{files[0].name}.param"
         with renamed_file(files[0], OwnNames()) as local:
             run(self._phone.push(local, f"{MODELS}/{remote}"))

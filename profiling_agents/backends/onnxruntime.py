@@ -306,7 +306,10 @@ class OnnxModel:
             raise ModelError("outputs: not all of them are tensors")
         if self._job.output_shapes is None:
             return outputs
-        return [restore_shape(*one) for one in zip(names, outputs, self._job.output_shapes, strict=True)]
+        return [
+            restore_shape(name, array, shape)
+            for name, array, shape in zip(names, outputs, self._job.output_shapes, strict=True)
+        ]
 
     def close(self) -> None:
         """Free the session."""

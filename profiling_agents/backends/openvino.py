@@ -395,7 +395,10 @@ class OpenVinoModel:
             outputs = [np.array(self._request.get_tensor(name).data) for name in names]
         if self._job.output_shapes is None:
             return outputs
-        return [restore_shape(*one) for one in zip(names, outputs, self._job.output_shapes, strict=True)]
+        return [
+            restore_shape(name, array, shape)
+            for name, array, shape in zip(names, outputs, self._job.output_shapes, strict=True)
+        ]
 
     def close(self) -> None:
         """Free the compiled model."""

@@ -220,7 +220,8 @@ class TorchModel:
         if self._job.output_shapes is None:
             return arrays
         return [
-            restore_shape(*one) for one in zip(self._job.output_names, arrays, self._job.output_shapes, strict=True)
+            restore_shape(name, array, shape)
+            for name, array, shape in zip(self._job.output_names, arrays, self._job.output_shapes, strict=True)
         ]
 
     def close(self) -> None:

@@ -220,7 +220,8 @@ def serve_requests(
     while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
         allow_cpu(settings.limits.cpu_s)
         header, payload = request
-        _send(replies, *faults_told(partial(answer, backend, kind.model_validate_json(header), payload)))
+        reply, content = faults_told(partial(answer, backend, kind.model_validate_json(header), payload))
+        _send(replies, reply, content)
     return 0
 
 

@@ -172,16 +172,16 @@ def _harmless(
 ) -> tuple[list[_Written], list[Refused]]:
     """The alternatives whose exits have the axes of the network's own, and that take no elasticity from the network."""
     refused: list[Refused] = []
-    structure = read(*_joined(network, written))
+    structure = _read_with(network, written, read)
     if not _same(plain, structure):
         reason = "something would be elastic no more"
         for choice in dict.fromkeys(each.choice for each in written):
             own = [each for each in written if each.choice == choice]
-            if not _same(plain, read(*_joined(network, own))):
-                guilty = [one for one in own if not _same(plain, read(*_joined(network, [one])))]
+            if not _same(plain, _read_with(network, own, read)):
+                guilty = [one for one in own if not _same(plain, _read_with(network, [one], read))]
                 refused += [Refused(one.variable, one.choice, reason) for one in guilty]
                 written = [one for one in written if one not in guilty]
-        structure = read(*_joined(network, written))
+        structure = _read_with(network, written, read)
     axes = structure.axis_map.axes
     other = [one for one in written if axes[one.producer] != axes[one.sketch.site.exit]]
     refused += [Refused(one.variable, one.choice, "its sizes do not follow those of the block") for one in other]
@@ -210,6 +210,11 @@ def _raise_for(selectors: Selectors, written: Sequence[_Written], refused: Seque
         ):
             where = "not legal there" if single else "legal at no block"
             raise SpaceError(f"space: '{kind.name}' is {where} ({each}); leave it out")
+
+
+def _read_with(network: GivenNetwork, written: Sequence[_Written], read: Read) -> Structure:
+    graph, tensors = _joined(network, written)
+    return read(graph, tensors)
 
 
 def _joined(network: GivenNetwork, written: Sequence[_Written]) -> tuple[Graph, Tensors]:

@@ -227,7 +227,8 @@ def _harmless(
 def _is_harmless(
     plain: Structure, network: GivenNetwork, answer: ClassAnswer, written: Sequence[_Written], read: Read
 ) -> bool:
-    other = read(*_joined(network, answer, written))
+    graph, tensors = _joined(network, answer, written)
+    other = read(graph, tensors)
     axes = other.axis_map.axes
     same = tuple(one for one in other.space.variables if one.kind != EXIT.name) == plain.space.variables
     return same and all(axes[one.producer] == axes[answer.value] for one in written)

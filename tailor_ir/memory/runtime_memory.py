@@ -208,10 +208,10 @@ class Runtime:
         if not patterns:
             self._call("DisableMemPattern", options)
         if own_allocator:
-            entry = ctypes.c_char_p(b"session.use_env_allocators"), ctypes.c_char_p(b"1")
-            self._call("AddSessionConfigEntry", options, *entry)
-        arguments = self._environment, ctypes.c_char_p(model), ctypes.c_size_t(len(model)), options
-        session = self._make("CreateSessionFromArray", *arguments)
+            key, value = ctypes.c_char_p(b"session.use_env_allocators"), ctypes.c_char_p(b"1")
+            self._call("AddSessionConfigEntry", options, key, value)
+        content, content_bytes = ctypes.c_char_p(model), ctypes.c_size_t(len(model))
+        session = self._make("CreateSessionFromArray", self._environment, content, content_bytes, options)
         self._release("SessionOptions", options)
         return session
 
@@ -241,15 +241,30 @@ class Runtime:
         graph = onnx.load_model_from_string(model).graph
         x = np.ascontiguousarray(x, np.float32)
         shape = (ctypes.c_int64 * x.ndim)(*x.shape)
-        data = Pointer(x.ctypes.data), ctypes.c_size_t(x.nbytes), ctypes.cast(shape, Pointer), ctypes.c_size_t(x.ndim)
-        value = self._make("CreateTensorWithDataAsOrtValue", self._cpu, *data, ctypes.c_int(FLOAT))
+        value = self._make(
+            "CreateTensorWithDataAsOrtValue",
+            self._cpu,
+            Pointer(x.ctypes.data),
+            ctypes.c_size_t(x.nbytes),
+            ctypes.cast(shape, Pointer),
+            ctypes.c_size_t(x.ndim),
+            ctypes.c_int(FLOAT),
+        )
         names = [graph.input[0].name], [output.name for output in graph.output]
         inputs, outputs = (ctypes.c_char_p * 1)(names[0][0].encode()), (ctypes.c_char_p * len(names[1]))()
         outputs[:] = [name.encode() for name in names[1]]
         values, results = (Pointer * 1)(value), (Pointer * len(names[1]))()
-        asked = ctypes.cast(outputs, Pointer), ctypes.c_size_t(len(names[1])), ctypes.cast(results, Pointer)
-        given = ctypes.cast(inputs, Pointer), ctypes.cast(values, Pointer), ctypes.c_size_t(1)
-        self._call("Run", session, Pointer(), *given, *asked)
+        self._call(
+            "Run",
+            session,
+            Pointer(),
+            ctypes.cast(inputs, Pointer),
+            ctypes.cast(values, Pointer),
+            ctypes.c_size_t(1),
+            ctypes.cast(outputs, Pointer),
+            ctypes.c_size_t(len(names[1])),
+            ctypes.cast(results, Pointer),
+        )
         for result in (value, *map(Pointer, results)):
             self._release("Value", result)
 

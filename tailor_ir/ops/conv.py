@@ -134,7 +134,8 @@ class Convolution(nn.Module):
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Convolution(*_settings(node, shapes)[:3])
+    strides, pads, dilations, _ = _settings(node, shapes)
+    return Convolution(strides, pads, dilations)
 
 
 def _layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:

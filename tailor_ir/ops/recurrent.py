@@ -28,7 +28,7 @@ def _turn(stacked: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 
 
 def _gru_of_reset_states(
-    x: torch.Tensor, states: torch.Tensor, weights: Sequence[torch.Tensor], has_biases: bool, *settings: object
+    x: torch.Tensor, states: torch.Tensor, weights: Sequence[torch.Tensor], has_biases: bool, **settings: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A GRU that applies the reset gate before the recurrent weight (ONNX's default); torch applies it after."""
     sequences, final = [], []
@@ -72,8 +72,17 @@ class Recurrent(nn.Module):
         shape = (self.directions, x.shape[1], self.hidden)
         zeros = x.new_zeros(shape)
         states = tuple(given.get(name, zeros).expand(shape) for name in ("h", "c")[: STATES[self.op]])
-        settings = ("b" in given, 1, 0.0, False, self.directions == 2, False)
-        y, *final = self.run(x, states if self.op == "LSTM" else states[0], weights, *settings)
+        y, *final = self.run(
+            x,
+            states if self.op == "LSTM" else states[0],
+            weights,
+            has_biases="b" in given,
+            num_layers=1,
+            dropout=0.0,
+            train=False,
+            bidirectional=self.directions == 2,
+            batch_first=False,
+        )
         sequence = y.unflatten(-1, (self.directions, self.hidden)).transpose(1, 2)
         return sequence if self.results == 1 else (sequence, *final)[: self.results]
 

@@ -299,7 +299,8 @@ def _lower_resize(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
     found = _interpolation(node, shapes.inputs[0], shapes.outputs[0])
     if found is None:
         return ResizeByMatrices(resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors or ()))
-    return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], *found)
+    mode, corners = found
+    return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], mode, corners)
 
 
 def _lower_filtered(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:

@@ -138,7 +138,7 @@ def _settle_resize(node: gs.Node) -> bool:
         return False
     factors = np.ones(len(x.shape), np.float32)
     factors[node.attrs.get("axes", slice(None))] = given.values
-    sizes = [size_by_factor(*each) for each in zip(x.shape, factors, strict=True)]
+    sizes = [size_by_factor(size, factor) for size, factor in zip(x.shape, factors, strict=True)]
     if sizes == [int(size * float(factor)) for size, factor in zip(x.shape, factors, strict=True)]:
         return False
     for name in ("axes", "keep_aspect_ratio_policy"):
@@ -179,7 +179,8 @@ def _shape_of_result(node: gs.Node) -> list[int] | None:
         x, weight, offset = node.inputs[:3]
         return [x.shape[0], weight.shape[0], *offset.shape[2:]]
     if node.op == FILTERED and has_fixed_shape(node.inputs[0]):
-        return [size_by_factor(*each) for each in zip(node.inputs[0].shape, node.attrs[FACTORS], strict=True)]
+        sizes, factors = node.inputs[0].shape, node.attrs[FACTORS]
+        return [size_by_factor(size, factor) for size, factor in zip(sizes, factors, strict=True)]
     if node.op == "MaxUnpool" and len(node.inputs) > 2 and isinstance(node.inputs[2], gs.Constant):
         return [int(size) for size in node.inputs[2].values]
     return None

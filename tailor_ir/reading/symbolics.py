@@ -48,8 +48,9 @@ def _by_written_factors(resize: Callable[..., Any]) -> Callable[..., Any]:
         factors = symbolic_helper._maybe_get_const(settings[-1], "fs")
         before, after = _traced_sizes(g)
         if isinstance(factors, list) and before and after:
-            each = zip(factors, before[2:], after[2:], strict=True)
-            settings = (*settings[:-1], _number(g, [_written_factor(*one) for one in each]))
+            axes = zip(factors, before[2:], after[2:], strict=True)
+            written = [_written_factor(factor, size, wanted) for factor, size, wanted in axes]
+            settings = (*settings[:-1], _number(g, written))
         return resize(g, x, size, *settings)
 
     return symbolic

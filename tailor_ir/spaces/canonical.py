@@ -160,7 +160,8 @@ class _Comparison:
         meanings = self._meanings[choice]
         for column in columns:
             if column in self._following and column != self._variable and column not in meanings:
-                meanings[column] = self._under(choice, *self._derived[column])
+                derived = self._derived[column]
+                meanings[column] = self._under(choice, derived.columns, derived.values)
         if self._variable in columns:
             mask = mask.take(choice, columns.index(self._variable))
             columns = tuple(column for column in columns if column != self._variable)

@@ -238,7 +238,8 @@ class Structure:
 
     def subnet(self, codes: np.ndarray, batch: int = 1) -> Subnet:
         """The SubNet of one row of choice indices (V,)."""
-        return Subnet(*self.nodes(codes), self.space.sizes(codes, batch))
+        nodes, outputs = self.nodes(codes)
+        return Subnet(nodes, outputs, self.space.sizes(codes, batch))
 
 
 class Grids:

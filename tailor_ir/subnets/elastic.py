@@ -218,7 +218,8 @@ class Elastic(nn.Module):
         def add(call: Call, module: nn.Module) -> None:
             for name in call.operands:
                 if name in waiting:
-                    add(*waiting[name])
+                    earlier_call, earlier_module = waiting[name]
+                    add(earlier_call, earlier_module)
             for name in call.outputs:
                 waiting.pop(name, None)
             own = tuple([(name, cuts[name]) for name in dict.fromkeys(call.operands) if name in cuts])

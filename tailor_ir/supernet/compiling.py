@@ -71,7 +71,8 @@ def _batch_elsewhere(graph: Graph) -> Iterator[str]:
 def _compiled(network: ReadNetwork, space: SpaceSpec | None, kernel_transform: bool) -> SuperNet:
     def read(graph: Graph, tensors: Tensors) -> Structure:
         with network.located():
-            return propose(graph, *find_axes_and_regions(graph, tensors), space)
+            axis_map, regions = find_axes_and_regions(graph, tensors)
+            return propose(graph, axis_map, regions, space)
 
     graph, tensors, refused = add_alternatives(network.graph, network.tensors, space, read)
     graph, tensors, no_exits = add_exits(graph, tensors, space, read)
@@ -144,6 +145,7 @@ def _refuse_other_answers(net: SuperNet, where: str) -> None:
 
 def load(path: str | Path, *, batch: int = 1) -> SuperNet:
     """Read a SuperNet that `SuperNet.save` wrote. batch: batch size of exported SubNets, and of their operators."""
-    net = SuperNet(*storage.load(Path(path)), batch)
+    graph, tensors, spec = storage.load(Path(path))
+    net = SuperNet(graph, tensors, spec, batch)
     net.folder = Path(path).resolve()
     return net

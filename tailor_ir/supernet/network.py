@@ -78,7 +78,8 @@ class SuperNet:
         """The folder from which `load` read it; its weights may be older than those in memory. None: not loaded."""
         self._operator_tables: dict[int, OperatorTable] = {}
         self._pre_partition: PrePartition | None = None
-        structure = propose(graph, *find_axes_and_regions(graph, tensors), spec)
+        axis_map, regions = find_axes_and_regions(graph, tensors)
+        structure = propose(graph, axis_map, regions, spec)
         self._spec = spec
         self._memories: dict[Rules, ActivationMemory] = {}
         space = replace(structure.space, describe=lambda: describe(structure))

@@ -230,7 +230,8 @@ def _read_traced(model: nn.Module, plain: Float32Module, examples: ExampleInputs
     with located(proto, modules):
         state = {name: as_float32(tensor) for name, tensor in state.items()}
         graph, tensors = import_onnx(proto, state, layout, OPERATORS, lambda samples: traced(samples)[0])
-        graph, tensors = repeat_for_samples(*simplify(graph, tensors))
+        graph, tensors = simplify(graph, tensors)
+        graph, tensors = repeat_for_samples(graph, tensors)
     return ReadNetwork(
         graph=replace(graph, given_types=plain.given_types),
         tensors=tensors,
@@ -265,7 +266,8 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator
 
 def _read_layout(model: onnx.ModelProto, layout: InputLayout) -> tuple[Graph, Tensors]:
     graph, tensors = import_onnx(model, None, layout, OPERATORS)
-    graph, tensors = repeat_for_samples(*simplify(graph, tensors))
+    graph, tensors = simplify(graph, tensors)
+    graph, tensors = repeat_for_samples(graph, tensors)
     if len(graph.inputs) > 1 and (reason := propagate(graph, tensors).batch_conflict):
         raise ImportFailed(f"{reason}; allowed: one batch, whose axis is the same in all that meets; export it so")
     return graph, tensors

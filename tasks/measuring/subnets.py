@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -217,9 +218,10 @@ class SubNetMeter:
             }
             outcomes = jobs_of_modules(modules, self.limits)
             return [(key, str(one) if isinstance(one, ConversionError) else one) for key, one in outcomes.items()]
-        models = [(one, one.model(weights=True)) for one in subjects]
+        models = [one.model(weights=True) for one in subjects]
         with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in its own process
-            return list(pool.map(lambda pair: (pair[0].key, self._converted(*pair, weights=weights)), models))
+            converted = pool.map(partial(self._converted, weights=weights), subjects, models)
+            return [(one.key, job) for one, job in zip(subjects, converted, strict=True)]
 
     def _converted(self, subject: Subject, model: bytes, *, weights: bool) -> ModelJob | str:
         chosen = self.implementations if subject.implementations is None else subject.implementations

@@ -328,14 +328,14 @@ class PeerConnection:
             if not asked.answer.done():
                 asked.answer.set_exception(ValuesMissedError("values for it have not come"))
             return
-        expected, times = self._expected(asked, answer), (0.0, 0.0)
+        expected, waited_ms, computed_ms = self._expected(asked, answer), 0.0, 0.0
         if isinstance(answer, RanSegments):
-            times = answer.waited_ms, answer.computed_ms
+            waited_ms, computed_ms = answer.waited_ms, answer.computed_ms
         content = await self._frames.payload(head, expected)
         end_s = time.perf_counter()
         self._link.heard()
         total_ms, down_ms = (end_s - asked.start_s) * 1e3, (end_s - start_s) * 1e3
-        round_trip_ms = total_ms - down_ms - answer.received_ms - sum(times)
+        round_trip_ms = total_ms - down_ms - answer.received_ms - (waited_ms + computed_ms)
         if asked.counts:
             if not asked.waits:
                 self._link.up(asked.up_bytes, answer.received_ms)
@@ -343,14 +343,20 @@ class PeerConnection:
             if asked.alone:
                 self._link.round_trip(round_trip_ms)
         del self._asked[answer.request]
-        found = PeerTimes(total_ms, answer.received_ms, *times, down_ms, round_trip_ms)
-        ran = (
-            (answer.tensors, content, found, answer.given, answer.not_given)
-            if isinstance(answer, RanSegments)
-            else None
+        found = PeerTimes(
+            total_ms=total_ms,
+            up_ms=answer.received_ms,
+            waited_ms=waited_ms,
+            computed_ms=computed_ms,
+            down_ms=down_ms,
+            round_trip_ms=round_trip_ms,
         )
-        if not asked.answer.done():
-            asked.answer.set_result(PeerAnswer(*ran) if ran else PeerAnswer((), content, found))
+        if asked.answer.done():
+            return
+        result = PeerAnswer(activations=(), content=content, times=found)
+        if isinstance(answer, RanSegments):
+            result = result._replace(activations=answer.tensors, given=answer.given, not_given=answer.not_given)
+        asked.answer.set_result(result)
 
     def _expected(self, asked: _Asked, answer: RanSegments | TookValues | ReturnedProbe) -> int:
         """Size of the answer [bytes]. StreamError: other tensors than requested."""

@@ -113,7 +113,10 @@ def cuts_of(draft: OnnxDraft, node: OnnxNode) -> dict[int, _Cut] | None:
     starts, ends, axes, steps = ([row or () for row in rows] + [(), ()])[:4]
     axes = tuple(axis % rank for axis in axes) or tuple(range(len(starts)))
     steps = steps or (1,) * len(starts)
-    return {axis: _Cut(*cut) for axis, *cut in zip(axes, starts, ends, steps, strict=True)}
+    return {
+        axis: _Cut(start=start, end=end, step=step)
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+    }
 
 
 def merge_slices(draft: OnnxDraft, node: OnnxNode) -> bool:

@@ -46,9 +46,9 @@ class DeploymentSteps:
         """Places of the files to be sent, and free bytes. Files that the current release has, too, are linked instead."""
         installs = not is_installed(self._at("software", software))
         wanted = {f"packages/{name}": facts for name, facts in packages.items() if installs}
-        places = [place for place, facts in wanted.items() if not _is(self._at(place), *facts)]
-        for name, facts in bundle.items():
-            if not self._has(f"releases/{release}/bundle/{name}", *facts):
+        places = [place for place, (digest, size) in wanted.items() if not _is(self._at(place), digest, size)]
+        for name, (digest, size) in bundle.items():
+            if not self._has(f"releases/{release}/bundle/{name}", digest, size):
                 places.append(f"releases/{release}/bundle/{name}")
         return {"places": places, "free_bytes": shutil.disk_usage(self.root).free, "installs": installs}
 

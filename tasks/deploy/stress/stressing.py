@@ -294,10 +294,17 @@ class _Asking:
         largest = given["largest alone"].classes
         expected = largest if self.asked.labels is None else self.asked.labels[images].tolist()
         for system, one in given.items():
-            accuracy = mean(map(self.asked.accuracy, one.subnets, one.exits))
-            right = mean(found == wanted for found, wanted in zip(one.classes, expected, strict=True))
-            times_ms = (one.latency_ms, one.round_trip_ms)
-            self.answers.append(StressedAnswer(phase, system, one.subnets, *times_ms, accuracy, right))
+            self.answers.append(
+                StressedAnswer(
+                    phase=phase,
+                    system=system,
+                    subnets=one.subnets,
+                    latency_ms=one.latency_ms,
+                    round_trip_ms=one.round_trip_ms,
+                    accuracy=mean(map(self.asked.accuracy, one.subnets, one.exits)),
+                    right=mean(found == wanted for found, wanted in zip(one.classes, expected, strict=True)),
+                )
+            )
         return given["adapts"]
 
 

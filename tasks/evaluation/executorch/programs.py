@@ -25,7 +25,12 @@ def jobs_of_modules(
     modules: Mapping[str, tuple[nn.Module, Sequence[Shape]]], limits: ConversionLimits = DEFAULT_LIMITS
 ) -> dict[str, Outcome]:
     """Jobs of networks by key, in order. modules: each network with the shapes of its inputs. A failure yields an error."""
-    return _jobs({key: _attempt(lambda pair: _program(*pair), pair) for key, pair in modules.items()}, limits)
+
+    def program(network: tuple[nn.Module, Sequence[Shape]]) -> _Program:
+        module, shapes = network
+        return _program(module, shapes)
+
+    return _jobs({key: _attempt(program, network) for key, network in modules.items()}, limits)
 
 
 def subnet_jobs(

@@ -80,7 +80,7 @@ def check_shapes(
         return
     wanted = problem.output_shape(classes, resolution)
     same_axes = len(sizes) == len(wanted)
-    wrong = [pair for pair in zip(sizes, wanted, strict=False) if not _fits(*pair)]
+    wrong = [(size, needed) for size, needed in zip(sizes, wanted, strict=False) if not _fits(size, needed)]
     if same_axes and wrong and wrong[0][1] == classes:
         raise UserError(where, f"gives {wrong[0][0]} outputs", allowed=f"{classes}, the classes of the data")
     if wrong or not same_axes:

@@ -203,7 +203,7 @@ def list_devices(connection: Connection) -> list[DeviceRow]:
     """All devices, by kind and name."""
     columns = [devices.c[name] for name in DeviceRow._fields]
     rows = connection.execute(select(*columns).order_by(devices.c.kind, devices.c.name, devices.c.id))
-    return [DeviceRow(*row) for row in rows]
+    return [DeviceRow._make(row) for row in rows]
 
 
 def note_verdict(connection: Connection, device: str, lut: str | None, verdict: str, reason: str) -> None:

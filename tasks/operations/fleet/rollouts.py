@@ -340,6 +340,15 @@ def list_rollouts(connection: Connection) -> list[RolloutRow]:
         taken = [stage is not None for stage in stages]
         events = select(rollout_events.c.reason).where(rollout_events.c.rollout == row["id"])
         reason = connection.execute(events.order_by(rollout_events.c.id.desc())).scalars().first()
-        fields = (row["id"], row["bundle"], row["state"], row["stage"], len(taken), sum(taken), reason or "")
-        rows.append(RolloutRow(*fields))
+        rows.append(
+            RolloutRow(
+                id=row["id"],
+                bundle=row["bundle"],
+                state=row["state"],
+                stage=row["stage"],
+                devices=len(taken),
+                reached=sum(taken),
+                reason=reason or "",
+            )
+        )
     return rows

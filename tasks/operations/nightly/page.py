@@ -57,7 +57,7 @@ def render(nights: Sequence[Night], report: NightReport) -> str:
             findings=[(finding, change_of(finding)) for finding in report.night.findings],
             rows=device_rows(report),
             shown=SHOWN,
-            figures=[_div(_trend(nights, *one)) for one in TRENDS],
+            figures=[_div(_trend(nights, title, value)) for title, value in TRENDS],
             nights=len(nights),
         )
     )

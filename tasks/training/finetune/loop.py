@@ -177,7 +177,8 @@ class Trainer:
         if self.step > self.phase.first_step:
             checkpoint.load_model(path, module)
             if judge is not None:
-                judge.go_on(self.judged_on, *checkpoint.load_judged(path))
+                judged = checkpoint.load_judged(path)
+                judge.go_on(self.judged_on, state=judged.state, kept=judged.kept)
             self.optimiser = self._new_optimiser()
             checkpoint.load_optimiser(path, self.optimiser)
             if self.average is not None:

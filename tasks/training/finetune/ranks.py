@@ -177,7 +177,7 @@ class Watchdog:
 
     def _signs(self) -> list[Sign]:
         numbers = self._numbers.tolist()
-        return [Sign(*numbers[start : start + WORDS]) for start in range(0, len(numbers), WORDS)]
+        return [Sign._make(numbers[start : start + WORDS]) for start in range(0, len(numbers), WORDS)]
 
     def look(self, started: int) -> None:
         """Check the ranks of process `started`, torchrun or the single rank. UserError for a rank that cannot be killed."""

@@ -138,7 +138,7 @@ def test_what_serves_gives_the_expected_answers_of_the_calibration_sample(export
     with adaptive_runtime.load(exported.folder, key_file=exported.key) as model:
         assert model.pool.form == bundle.manifest.own_format
         found = adaptive_runtime.check(model)
-        assert set(found) == {Variant(*one) for one in variants(bundle.manifest)}
+        assert set(found) == {Variant(digest=digest, exit=exit) for digest, exit in variants(bundle.manifest)}
         assert max(found.values()) <= TOLERANCE
         digest, exit = next(iter(sample.answers))
         answers = {**sample.answers, (digest, exit): sample.answers[digest, exit] + 1}

@@ -23,7 +23,8 @@ def test_a_network_compiles_and_its_subnets_agree(name: str, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_heads_that_share_keys_and_values_are_cut_in_whole_groups() -> None:
-    net = tailor_ir.compile(*made(transformers, "Llama"))
+    network, example = made(transformers, "Llama")
+    net = tailor_ir.compile(network, example)
     heads = [variable for variable in net.space.variables if variable.kind == "heads"]
     assert [variable.choices for variable in heads] == [(1, 2)] * 2, "keys and values of two heads, queries of four"
     smaller = net.build(net.space.canonical({heads[0].name: 1}))

@@ -21,7 +21,7 @@ SCRIPT = """
     from pathlib import Path
     sys.path[:0] = sys.argv[3:]
     from tests.support.tables.lut_entries import DEVICE, entry
-    from tasks.measuring.lut import LutStore, parts
+    from tasks.measuring.lut import LutStore, table
     folder, name = Path(sys.argv[1]), sys.argv[2]
 """
 APPEND = (
@@ -37,7 +37,7 @@ COMPACT = (
     SCRIPT
     + """
     while True:
-        print(*parts.compact(folder / DEVICE.name), flush=True)
+        print(*table.compact(folder / DEVICE.name), flush=True)
 """
 )
 

@@ -109,11 +109,10 @@ def test_layers_that_lose_more_than_the_bound_stay_in_fp32(
     config = net.max_config
     statistics = statistics_of(net, config, data["validation"])
     model = onnx_of(net, config, statistics)
-    subnet = (net, config, statistics, model)
-    free = quantise(*subnet, Settings(max_loss_points=100.0), data, Silent())
+    free = quantise(net, config, statistics, model, Settings(max_loss_points=100.0), data, Silent())
     assert free.kept == ()
     assert free.lost_points["validation"] > 20.0
-    found = quantise(*subnet, Settings(max_loss_points=1.0), data, Silent())
+    found = quantise(net, config, statistics, model, Settings(max_loss_points=1.0), data, Silent())
     assert found.lost_points["validation"] <= 1.0
     assert {f"/conv1/conv1.{number}/Conv" for number in (0, 3, 6)} <= set(found.kept)
     assert len(found.kept) < len(found.layers) / 2

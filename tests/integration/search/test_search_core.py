@@ -30,7 +30,8 @@ some = settings(max_examples=examples(20), deadline=None)
 def _problem(seed: int, stages: int = 2) -> tuple[Problem, np.random.Generator]:
     rng = np.random.default_rng(seed)
     space = BlockSpace(stages)
-    return Problem(space, *random_models(space, rng)), rng
+    latency, accuracy = random_models(space, rng)
+    return Problem(space, latency, accuracy), rng
 
 
 def on(device: str, problem: Problem) -> Cost:

@@ -16,7 +16,10 @@ def seconds(signs: list[list[Sign]], times_s: list[float], *, is_alone: bool = T
 def signs_of(places: list[tuple[int, Phase, int]], stopped: tuple[int, ...] = (), count: int = 100) -> list[list[Sign]]:
     """The same places at each of `count` looks; the ticks of processes that are not stopped go on."""
     return [
-        [Sign(10 + rank, 0 if rank in stopped else look, *place) for rank, place in enumerate(places)]
+        [
+            Sign(pid=10 + rank, ticks=0 if rank in stopped else look, step=step, phase=phase, part=part)
+            for rank, (step, phase, part) in enumerate(places)
+        ]
         for look in range(count)
     ]
 

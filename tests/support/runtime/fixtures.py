@@ -21,9 +21,9 @@ from tests.support.runtime.service_process import Served, served
 LOCAL_QUEUE = 8
 CODE = """
 import sys
-from adaptive_runtime.server.local import connection
-connection.BODY_S = {body_s}
-connection.TAKEN_S = {taken_s}
+from adaptive_runtime.server import local
+local.BODY_S = {body_s}
+local.TAKEN_S = {taken_s}
 from adaptive_runtime.cli import main
 sys.exit(main(sys.argv[1:]))
 """

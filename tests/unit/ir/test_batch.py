@@ -17,7 +17,8 @@ NETWORKS = ["mobilenetv3_small_050", "vit_tiny_patch16_224"]
 def nets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tailor_ir.SuperNet]:
     """The same SuperNet for one sample and for four."""
     folder = tmp_path_factory.mktemp("net") / "supernet"
-    tailor_ir.compile(*from_timm(request.param)).save(folder)
+    network, sample = from_timm(request.param)
+    tailor_ir.compile(network, sample).save(folder)
     return [tailor_ir.load(folder), tailor_ir.load(folder, batch=BATCH)]
 
 

@@ -28,7 +28,8 @@ def session_of(file: Path, optimized: Path | None = None) -> onnxruntime.Inferen
 @pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_subnets_exported_together_are_those_exported_alone(name: str, tmp_path: Path) -> None:
-    net = tailor_ir.compile(*from_timm(name))
+    network, sample = from_timm(name)
+    net = tailor_ir.compile(network, sample)
     net.sort_channels()
     rng = np.random.default_rng(0)
     configs = {"largest": net.max_config, "smallest": net.min_config}
@@ -55,7 +56,8 @@ def test_subnets_exported_together_are_those_exported_alone(name: str, tmp_path:
 
 
 def test_of_weights_only_what_a_subnet_needs_is_stored(tmp_path: Path) -> None:
-    net = tailor_ir.compile(*from_timm("resnet18"))
+    network, sample = from_timm("resnet18")
+    net = tailor_ir.compile(network, sample)
     net.export_together({"smallest": (net.min_config, None)}, tmp_path)
     net.export(net.min_config, tmp_path / "alone.onnx")
     sizes = [(tmp_path / name).stat().st_size for name in ("weights.safetensors", "alone.onnx")]

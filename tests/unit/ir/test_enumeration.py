@@ -316,7 +316,8 @@ def test_every_unique_operator_runs_alone(parts: list[str]) -> None:
 @pytest.mark.parametrize("name", ["test_convnext", long("swin_tiny_patch4_window7_224"), long("sequencer2d_s")])
 def test_every_kind_of_operator_of_a_large_network_runs_alone(name: str) -> None:
     kinds = {}
-    for feature in tailor_ir.compile(*large(name)).unique_operators():
+    model, sample = large(name)
+    for feature in tailor_ir.compile(model, sample).unique_operators():
         kinds[tuple(step.op for step in feature.steps), len(feature.input_shapes)] = feature  # the last is the smallest
     for feature in kinds.values():
         run(feature)
@@ -350,7 +351,8 @@ def test_macs_of_recurrent_and_general_products() -> None:
 
 @pytest.mark.long
 def test_a_large_attention_is_one_operator_with_its_relative_positions() -> None:
-    net = tailor_ir.compile(*large("swin_tiny_patch4_window7_224"))
+    model, sample = large("swin_tiny_patch4_window7_224")
+    net = tailor_ir.compile(model, sample)
     operators = [feature.operator for feature in net.operators(net.max_config)]
     assert operators.count("Attention") == 12
     assert not {"Softmax", "MatMul"} & set(operators)

@@ -55,7 +55,8 @@ def test_macs_and_parameters_of_a_convolution_are_counted_by_hand(net: tailor_ir
 @pytest.mark.few("mobilenetv3_small_050")
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vit_tiny_patch16_224"])
 def test_single_operator_models_run_with_the_stated_shapes(name: str) -> None:
-    net = tailor_ir.compile(*from_timm(name))
+    network, sample = from_timm(name)
+    net = tailor_ir.compile(network, sample)
     rng = np.random.default_rng(0)
     for feature in net.operators(net.min_config):
         model = tailor_ir.operator_model(feature)
@@ -69,7 +70,8 @@ def test_single_operator_models_run_with_the_stated_shapes(name: str) -> None:
 
 @pytest.mark.long
 def test_attention_between_its_projections_is_one_operator() -> None:
-    net = tailor_ir.compile(*from_timm("vit_tiny_patch16_224"))
+    network, sample = from_timm("vit_tiny_patch16_224")
+    net = tailor_ir.compile(network, sample)
     operators = [feature.operator for feature in net.operators(net.max_config)]
     assert operators.count("Attention") == 12
     assert "Softmax" not in operators

@@ -35,7 +35,8 @@ def net_of(name: str) -> tailor_ir.SuperNet:
         return tailor_ir.compile(small_net(blocks=4), sample, {"alternatives": ["merged", "pruned"]})
     if name == "exits":
         return tailor_ir.compile(small_net(), sample, {"exits": "auto", "*": "auto"})
-    return tailor_ir.compile(*from_timm(name))
+    network, sample = from_timm(name)
+    return tailor_ir.compile(network, sample)
 
 
 def codes_of(net: tailor_ir.SuperNet, count: int, seed: int) -> np.ndarray:

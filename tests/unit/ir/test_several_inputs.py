@@ -109,7 +109,8 @@ def test_subnets_of_several_inputs_are_equal_in_three_forms(name: str, tmp_path:
 
 
 def test_images_follow_one_resolution_in_their_ratio() -> None:
-    net = tailor_ir.compile(*made("images of two sizes"))
+    network, example = made("images of two sizes")
+    net = tailor_ir.compile(network, example)
     (resolution,) = (v for v in net.space.variables if v.kind == "resolution")
     for side in resolution.choices:
         shapes = net.input_shapes({"resolution": side}, batch=2)
@@ -118,7 +119,8 @@ def test_images_follow_one_resolution_in_their_ratio() -> None:
 
 
 def test_an_image_beside_tokens_has_a_resolution() -> None:
-    net = tailor_ir.compile(*made("an image and tokens"))
+    network, example = made("an image and tokens")
+    net = tailor_ir.compile(network, example)
     smallest = net.input_shapes(net.min_config)
     assert smallest["tokens"] == (1, LENGTH)
     assert smallest["image"][2] < SIDE

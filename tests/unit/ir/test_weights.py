@@ -20,7 +20,8 @@ NETWORKS = ["resnet26", "mobilenetv3_small_050", "vit_tiny_patch16_224"]
 @pytest.mark.few("mobilenetv3_small_050")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_of_the_elastic_network_equal_those_of_the_built_subnet(name: str) -> None:
-    net = tailor_ir.compile(*from_timm(name))
+    network, sample = from_timm(name)
+    net = tailor_ir.compile(network, sample)
     net.elastic.eval()
     config = net.space.sample(np.random.default_rng(1))
     x = torch.randn(net.input_shape(config, 2), generator=torch.Generator().manual_seed(0))

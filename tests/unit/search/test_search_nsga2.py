@@ -113,7 +113,8 @@ def test_equal_seeds_give_equal_fronts_and_a_run_says_why_it_ended() -> None:
 def test_a_space_smaller_than_the_population_is_met_as_a_whole() -> None:
     rng = np.random.default_rng(0)
     space = BlockSpace(1)
-    problem = Problem(space, *random_models(space, rng))
+    latency, accuracy = random_models(space, rng)
+    problem = Problem(space, latency, accuracy)
     scores = every(problem)
     winner = Nsga2(problem, SETTINGS.model_copy(update={"population": 100})).winner(np.array([np.inf]))
     assert problem.evaluate(winner.code[None]).score[0] == scores.score.max()

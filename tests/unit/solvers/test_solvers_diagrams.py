@@ -35,7 +35,7 @@ def spread(diagrams: Diagrams, one: int) -> np.ndarray:
 @given(masks(), masks())
 def test_sets_combine_as_masks_do(a: Mask, b: Mask) -> None:
     diagrams = Diagrams()
-    one, other = (diagrams.of(*mask, {}) for mask in (a, b))
+    one, other = (diagrams.of(columns, values, {}) for columns, values in (a, b))
     assert np.array_equal(spread(diagrams, one), among(a))
     assert np.array_equal(spread(diagrams, diagrams.union(one, other)), among(a) | among(b))
     assert np.array_equal(spread(diagrams, diagrams.intersection(one, other)), among(a) & among(b))
@@ -50,8 +50,9 @@ def test_sets_combine_as_masks_do(a: Mask, b: Mask) -> None:
 def test_a_column_with_a_meaning_stands_for_its_set(a: Mask, b: Mask) -> None:
     """A mask over a column that is 1 in a set, and others, is the set that the column's values give."""
     diagrams = Diagrams()
+    first_columns, first_values = a
+    meaning = diagrams.of(first_columns, first_values, {})
     columns, values = b
-    meaning = diagrams.of(*a, {})
     one = diagrams.of((*columns, 9), np.stack([values, ~values], axis=-1), {9: meaning})
     assert np.array_equal(spread(diagrams, one), among(a) ^ among(b))
 
@@ -62,4 +63,5 @@ def test_the_columns_of_a_set_are_those_that_decide_it(a: Mask) -> None:
     diagrams = Diagrams()
     whole = among(a).reshape(CARDINALITIES)
     deciding = tuple(axis for axis in range(4) if (whole != whole.take([0], axis)).any())
-    assert diagrams.columns(diagrams.of(*a, {})) == deciding
+    columns, values = a
+    assert diagrams.columns(diagrams.of(columns, values, {})) == deciding

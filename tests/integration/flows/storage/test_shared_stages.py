@@ -60,8 +60,8 @@ def dying(file, name):
     left[0] -= 1
     upload(file, name)
 machine.mirror.objects.upload = dying
-from flows.storage import manifests
-manifests.AT_ONCE = 1
+from flows.storage import publishing
+publishing.AT_ONCE = 1
 machine.work()
 """
 

@@ -24,7 +24,7 @@ TENSORS = st.lists(
             )
         ),
         st.booleans(),
-    ).map(lambda parts: NamedTensor(*parts)),
+    ).map(NamedTensor._make),
     min_size=1,
     max_size=4,
 )

@@ -15,14 +15,15 @@ written = deployed.written
 def test_no_request_of_four_threads_is_lost_or_mixed_up_while_subnets_are_swapped(written: Written) -> None:
     total, threads, switches = 10_000, 4, 50
     expected, rng = written.answers, np.random.default_rng(1)
-    wanted = [Variant(*key) for key in expected]
+    wanted = [Variant(digest=digest, exit=exit) for digest, exit in expected]
     with adaptive_runtime.load(written.folder, memory_mib=30.0) as model:
 
         def enough(mine: Answers) -> bool:
             return len(mine) >= total // threads and model.state.switches > switches
 
         def switch() -> None:
-            model.use(*wanted[rng.integers(len(wanted))][:2], wait=bool(rng.integers(2)))
+            one = wanted[rng.integers(len(wanted))]
+            model.use(one.digest, one.exit, wait=bool(rng.integers(2)))
 
         answers = answers_while_switched(model, written.x, threads, enough, switch)
         state = model.state
