@@ -30,8 +30,8 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.supernets import supernet_of
 from flows.config import EvaluateSettings
-from flows.pipeline.workers import evaluate
 from flows.pipeline.workers.cluster import DaskWorkers
+from flows.pipeline.workers.process import evaluate
 from tailor_ir import Config, SuperNet
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits

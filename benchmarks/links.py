@@ -61,7 +61,7 @@ from benchmarks.links_methods import (
 from benchmarks.shaped_links import ShapedLink, told_by_home
 from benchmarks.tables import show
 from profiling_agents.messages import CODED_BYTES
-from tailor_ir import Config, SuperNet
+from tailor_ir import SuperNet
 from tasks.placement.partition import write_chain
 
 NETWORKS = ("mobilenetv2_100", "resnet18", "resnet50", "vit_tiny_patch16_224")
@@ -154,9 +154,9 @@ def unlimited_devices(options: argparse.Namespace) -> Iterator[dict[str, str]]:
         yield {name: device.undelayed_url for name, device in devices.items()}
 
 
-def written(net: SuperNet, groups: Groups, folder: Path, config: Config | None = None) -> Path:
-    """A SubNet, the largest one where none is given, as a chain, for one thread."""
-    write_chain(net, net.space.canonical(config or net.max_config), groups, folder)
+def written(net: SuperNet, groups: Groups, folder: Path) -> Path:
+    """The largest SubNet as a chain, for one thread."""
+    write_chain(net, net.space.canonical(net.max_config), groups, folder)
     return folder
 
 

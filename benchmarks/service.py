@@ -7,8 +7,8 @@ images as binary tensors over one connection that stays open, to a service in a 
 ten, so that load of the machine meets both. *Overhead*: the difference of the medians. *Ratio*: requests of the service in a
 second over those of the model. *Eight clients*: the same by eight threads at once.
 
-*Beside the model*: what a request takes more than its answer says it took in the model, median: of `infer` in this process, by
-the local socket, and by HTTP; in turn, as above.
+*Beside the model*: what a request takes more than its answer says it took in the model, median: of `infer` in this process, and
+by HTTP over the Unix socket and over TCP; in turn, as above.
 
 *At once*: connections are opened first, then each sends a request; all must be answered with 200 or 429, and what the service
 has counted must be the same. *Restart*: from `kill -9` until the first answer of the service that is started then, with the
@@ -35,8 +35,7 @@ from rich.table import Table
 
 import adaptive_runtime
 from adaptive_runtime.server.protocol import LENGTH_HEADER
-from tests.support.runtime.local_client import LocalClient
-from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, served
+from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, body, burst, by_socket, served
 from tests.support.threads import all_at_once
 
 SIZE = 64
@@ -84,11 +83,11 @@ def overhead(service: Served, bundle: Path, x: np.ndarray, requests: int) -> dic
 def beside(service: Served, path: Path, bundle: Path, x: np.ndarray, requests: int) -> dict[str, float]:
     """Of a request by each way what it takes beside the model [us]: copies, queue, threads, and the way there and back."""
     sent = body(x, binary_data_output=True)
-    with adaptive_runtime.load(bundle) as model, LocalClient(path) as client:
+    with adaptive_runtime.load(bundle) as model, by_socket(path) as client:
         ways: dict[str, Callable[[], float]] = {
             "process": lambda: model.infer(x).latency_ms,
-            "socket": lambda: client.ask(x).latency_ms,
-            "http": lambda: _latency_ms(service.http.post(INFER, **sent)),
+            "socket": lambda: _latency_ms(client.post(INFER, **sent)),
+            "tcp": lambda: _latency_ms(service.http.post(INFER, **sent)),
         }
         found_us: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(max(1, requests // BLOCK)):

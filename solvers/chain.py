@@ -32,40 +32,23 @@ def best_order(
     cardinalities: Sequence[int],
     scopes: Iterable[frozenset[int]],
     derived: Sequence[Sequence[int]] = (),
-    groups: Sequence[Sequence[int]] = (),
 ) -> tuple[int, ...]:
     """The order with the smallest tables among several greedy orders, each of which begins with none or a few of the hubs.
 
     A hub is one of the variables with the most neighbours. scopes: the columns of each table. derived: for each derived column
-    (numbered after the variables), the columns that it follows from. groups: a partition of all variables, decided one group
-    after the other instead of beginning with hubs. TooEntangled when no order has small tables.
+    (numbered after the variables), the columns that it follows from. TooEntangled when no order has small tables.
     """
     count = len(cardinalities)
     neighbours: Adjacency = {column: set() for column in range(count + len(derived))}
     for scope in (*scopes, *(frozenset((*columns, column)) for column, columns in enumerate(derived, start=count))):
         for column in scope:
             neighbours[column] |= scope - {column}
-    if groups:
-        found = [_by_groups(_Walk(cardinalities, neighbours, derived), groups)]
-    else:
-        found = _from_hubs(cardinalities, neighbours, derived)
-    entries, order = min(found)
+    entries, order = min(_from_hubs(cardinalities, neighbours, derived))
     if (
         entries > LARGEST_TABLE * count and not derived
     ):  # derived columns make some states unreachable, so the count is too pessimistic with them
         raise TooEntangled(entries)
     return tuple(order)
-
-
-def _by_groups(walk: "_Walk", groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """Entries and order if groups are decided in turn; within a group, the variable with the smallest frontier is next."""
-    for group in groups:
-        waiting = set(group)
-        while waiting:
-            nearest = min(waiting, key=lambda one: (walk.size(walk.left(one)), one))
-            walk.decide(nearest)
-            waiting.remove(nearest)
-    return walk.entries, walk.order
 
 
 def _from_hubs(
@@ -340,13 +323,11 @@ class Chain:
         gain: Sequence[Table],
         costs: Sequence[Sequence[Table]],
         derived: Sequence[Derived] = (),
-        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         """Raise NotANumber if a table has a NaN entry, TooEntangled if no order of the variables has small tables.
 
         cardinalities: number of choices of each of the V variables. derived: further columns of the tables, which codes do not
-        contain. groups: groups of variables for which tables are known to be small if one group is decided after the other
-        (`best_order`).
+        contain.
         """
         if any(np.isnan(values).any() for tables in (gain, *costs) for _, values in tables):
             raise NotANumber("a table has an entry that is no number (NaN)")
@@ -354,7 +335,7 @@ class Chain:
         self.cardinalities = tuple(map(int, cardinalities))
         self.constraints = len(costs)
         scopes = {frozenset(columns) for tables in (gain, *costs) for columns, _ in tables}
-        self.order = best_order(self.cardinalities, scopes, [one.columns for one in derived], groups)
+        self.order = best_order(self.cardinalities, scopes, [one.columns for one in derived])
         self.eliminations: tuple[Elimination, ...] = eliminate(self.order, self.cardinalities, [gain, *costs], derived)
 
     def view(self, rows: Sequence[int], prices: Values | None = None, weight: float = 1.0) -> "Chain":

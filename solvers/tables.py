@@ -4,7 +4,7 @@ Codes are integer matrices (n, V): a row is an assignment, a column a variable, 
 are for problems that a solver cannot solve. Callers turn each into a message for their user.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple, Self, TypeVar
@@ -68,11 +68,6 @@ class Table(NamedTuple):
     def over(self, scope: Sequence[int]) -> Values:
         """The values, as an array that broadcasts over `scope`: see `spread`."""
         return spread(self.columns, self.values, scope)
-
-    def under(self, known: Mapping[int, int]) -> "Table":
-        """The table with some columns fixed at known values; the other columns keep their numbers."""
-        at = tuple(known.get(column, slice(None)) for column in self.columns)
-        return Table(tuple(column for column in self.columns if column not in known), np.asarray(self.values)[at])
 
     def scaled(self, factor: float) -> "Table":
         """The table times a number."""

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
     from tailor_ir.partition import (
         HandedValue,
-        NetworkPiece,
-        NetworkPieces,
         OperatorFlow,
         PrePartition,
         SubnetDataflow,
         find_flows,
-        find_pieces,
     )
     from tailor_ir.reading.trace import load_onnx
     from tailor_ir.spaces.kinds import KINDS
@@ -64,8 +61,6 @@ __all__ = [
     "InputAlignment",
     "InputError",
     "JoinError",
-    "NetworkPiece",
-    "NetworkPieces",
     "OperatorFeature",
     "OperatorFlow",
     "OperatorTerm",
@@ -89,7 +84,6 @@ __all__ = [
     "compile",
     "convert",
     "find_flows",
-    "find_pieces",
     "load",
     "load_onnx",
     "load_spec",

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.cli import checking, client_source, fleet, searching, serving, splitting
+from adaptive_runtime.cli import checking, fleet, searching, serving, splitting
 from profiling_agents.lines import full_disk
 from profiling_agents.messages import AgentError
 from profiling_agents.network.endpoint import BAD_INPUT, ServiceParser
@@ -13,7 +13,6 @@ from profiling_agents.network.endpoint import BAD_INPUT, ServiceParser
 PROGRAM = "autotailor-runtime"
 COMMANDS = {
     "check": checking,
-    "client-source": client_source,
     "fleet": fleet,
     "search": searching,
     "serve": serving,

@@ -16,7 +16,7 @@ from adaptive_runtime.base.weight_options import WeightMethod
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BUNDLE_FORMATS
 from adaptive_runtime.server.options import TOKEN_VARIABLE, BundleOptions, ServiceOptions, SplitServiceOptions
 from profiling_agents.messages import CODED_BYTES
-from profiling_agents.network.endpoint import add_network, endpoint, positive, read_token
+from profiling_agents.network.endpoint import HOST, add_network, endpoint, positive, read_token
 from profiling_agents.sensing.sensors import SYSTEM
 from profiling_agents.startup import TOKEN_VARIABLE as AGENT_TOKEN_VARIABLE
 
@@ -109,6 +109,8 @@ BUNDLE_ONLY = (
     "unaligned",
 )
 """Options of bundles, by their names in `BundleOptions`; each is None or False unless it is given."""
+TCP_ONLY = ("host", "token_file", "tls_cert", "tls_key", "allowed_host", "insecure_bind")
+"""Options without a meaning for a Unix socket alone."""
 EXACT = "fp32"
 """The coding of tensors of bundles on links."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -154,8 +156,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"The token comes from --token-file, else from {TOKEN_VARIABLE}; without either, one is generated and "
         "written to a file that only you can read (its name is printed)."
     )
+    network.set_defaults(port=None)  # see `_tcp`
     network.add_argument(
-        "--socket", type=Path, metavar="PATH", help="serve programs of your user on this device there, too, by a socket"
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="serve programs of your user on this device by a Unix socket, without a token; without --port: by it alone",
     )
     parser.add_argument("--sensors-root", type=Path, default=SYSTEM, metavar="DIR", help=argparse.SUPPRESS)
 
@@ -240,19 +246,35 @@ def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped. AdaptiveError, AgentError: it cannot start."""
     from adaptive_runtime.server.running import serve
 
+    tcp = _tcp(arguments)
     options = ServiceOptions(
         network=endpoint(arguments, TOKEN_VARIABLE),
+        tcp=tcp,
+        socket=arguments.socket,
         model_name=arguments.model_name,
         queue=arguments.queue,
         workers=arguments.workers,
         deadline_ms=arguments.deadline_ms,
         max_body_mib=arguments.max_body_mib,
-        socket=arguments.socket,
         load_trace=arguments.load_trace,
         niceness=arguments.niceness,
     )
     is_split = arguments.device and not (arguments.folder / BUNDLE_FILE).exists()
     serve(options, _split(arguments) if is_split else _bundle(arguments))
+
+
+def _tcp(arguments: argparse.Namespace) -> bool:
+    """Whether the service listens on a port, too; a missing port is set. AdaptiveError: an option that needs a port."""
+    if arguments.port is not None:
+        return True
+    arguments.port = PORT
+    if arguments.socket is None:
+        return True
+    for name in TCP_ONLY:
+        if getattr(arguments, name) not in (None, False, [], HOST):
+            option = f"--{name.replace('_', '-')}"
+            raise AdaptiveError(option, "is for clients by TCP, and --socket has none", next_step="give --port, too")
+    return False
 
 
 def _bundle(arguments: argparse.Namespace) -> "AbstractContextManager[ServedModel]":

@@ -20,18 +20,19 @@ VERSION_DIGITS = 12
 class ServiceOptions:
     """Options for serving a model.
 
-    queue: requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. socket: path of
-    the socket for programs on this device; None: without. load_trace: file for the load and the requests; None: not recorded.
-    niceness: of the service relative to other programs; None: unchanged.
+    network: its address is bound with `tcp`. socket: path of the Unix socket for programs on this device; None: without. queue:
+    requests that may wait; workers: requests that run at once. deadline_ms: of requests that name none. load_trace: file for
+    the load and the requests; None: not recorded. niceness: of the service relative to other programs; None: unchanged.
     """
 
     network: Endpoint
+    tcp: bool = True
+    socket: Path | None = None
     model_name: str = "model"
     queue: int = 64
     workers: int = 1
     deadline_ms: float = 1000.0
     max_body_mib: int = 8
-    socket: Path | None = None
     load_trace: Path | None = None
     niceness: int | None = None
 

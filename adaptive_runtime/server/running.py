@@ -10,10 +10,11 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,13 +29,13 @@ from adaptive_runtime.base.telemetry import metrics_export
 from adaptive_runtime.server import pages
 from adaptive_runtime.server.answering import BODY_S, AskedAnswer, ModelService, RequestQueue
 from adaptive_runtime.server.inference import read, written
-from adaptive_runtime.server.local import listening, serve_local
 from adaptive_runtime.server.metrics import CONTENT_TYPE, state_told
 from adaptive_runtime.server.options import ServiceOptions
 from adaptive_runtime.server.pages import PATHS
 from adaptive_runtime.server.protocol import BINARY, LENGTH_HEADER, PackedBody, RequestRefused, shown
 from adaptive_runtime.server.recent import ChoiceMemory
 from adaptive_runtime.server.served import ServedModel
+from adaptive_runtime.server.unix_socket import listening
 from adaptive_runtime.state.traces import LoadRecorder
 from profiling_agents.messages import MIB
 from profiling_agents.network.endpoint import address, bound, check_bind, new_token
@@ -205,31 +206,33 @@ SWITCH_S = 5e-4
 
 
 def serve(options: ServiceOptions, opening: AbstractContextManager[ServedModel]) -> None:
-    """Run until stopped. opening: opens the model, once the port is bound. AdaptiveError, AgentError: it cannot start."""
+    """Run until stopped. opening: opens the model, once the sockets are bound. AdaptiveError, AgentError: it cannot start."""
     network = options.network
     check_bind(network)
     _check_room(options.load_trace)
     if options.niceness is not None:
         run_at(options.niceness)
     sys.setswitchinterval(SWITCH_S)
-    with (
-        ended_by_signal(),
-        _token(network.token) as token,
-        bound(network.host, network.port) as listener,
-        listening(options.socket) as local,
-        opening as model,
-    ):
-        if local is not None and (problem := model.format.problem) is not None:
-            got = f"its frames have a class for each image, and the bundle is for {problem}"
-            raise AdaptiveError("--socket", got, next_step="leave it out: HTTP tells them")
-        asyncio.run(_serve(options, listener, local, model, token))
+    with ended_by_signal(), _token(options) as token, _listeners(options) as listeners, opening as model:
+        asyncio.run(_serve(options, listeners, model, token))
 
 
 @contextmanager
-def _token(given: str | None) -> Iterator[str]:
-    """The user's token, else a new one in a private folder on disk."""
-    if given is not None:
-        yield given
+def _listeners(options: ServiceOptions) -> Iterator[list[socket.socket]]:
+    """The sockets by which the service answers: TCP first. AdaptiveError, AgentError: one cannot be bound."""
+    network = options.network
+    with ExitStack() as stack:
+        found = [stack.enter_context(bound(network.host, network.port))] if options.tcp else []
+        if options.socket is not None:
+            found.append(stack.enter_context(listening(options.socket)))
+        yield found
+
+
+@contextmanager
+def _token(options: ServiceOptions) -> Iterator[str]:
+    """The user's token, else a new one: in a private folder on disk, unless no client needs it."""
+    if options.network.token is not None or not options.tcp:
+        yield options.network.token or token_urlsafe()
         return
     with ExitStack() as stack:
         try:
@@ -241,33 +244,29 @@ def _token(given: str | None) -> Iterator[str]:
         yield token
 
 
-async def _serve(
-    options: ServiceOptions, listener: socket.socket, local: socket.socket | None, model: ServedModel, token: str
-) -> None:
+async def _serve(options: ServiceOptions, listeners: Sequence[socket.socket], model: ServedModel, token: str) -> None:
     queue = RequestQueue(model.infer, options.queue, options.workers)
     name, version = options.model_name, model.version
     recorder = None if options.load_trace is None else LoadRecorder(f"model '{name}', as it was served")
     service = ModelService(model, queue, name=name, deadline_ms=options.deadline_ms, recorder=recorder)
-    connections, most_bytes = _connections(), options.max_body_mib * MIB
+    connections = _connections()
     path = f"/v2/models/{name}"
     paths = (f"{path}/infer", f"{path}/versions/{version}/infer")
     rules = GuardRules(
         connections=connections,
         requests=connections,
-        body_bytes=dict.fromkeys(paths, most_bytes),
+        body_bytes=dict.fromkeys(paths, options.max_body_mib * MIB),
         open_paths=PATHS,
         shutdown_s=SHUTDOWN_S,
     )
     server = http_server(options.network, create_app(service), token, rules)
-    ready = f"{READY}{address(options.network, listener)}"
+    ready = f"{READY}{address(options.network, listeners[0]) if options.tcp else f'unix:{options.socket}'}"
     works = [*(queue.work() for _ in range(options.workers)), _observe(service, model.memory)]
     works += metrics_export("autotailor-service", service.metrics.families)
-    if local is not None:
-        works.append(serve_local(local, service, most_bytes))
     if recorder is not None and options.load_trace is not None:
         works.append(_record(recorder, options.load_trace))
     try:
-        await serve_with(server, listener, options.network, ready, *works)
+        await serve_with(server, listeners, options.network, ready, *works)
     finally:
         queue.close()
         if recorder is not None and options.load_trace is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from flows.cli.words import COMMANDS, FLAGS, GONE
+from flows.cli.words import COMMANDS, FLAGS, GONE, command_help, general_help
 from tasks.base.errors import UserError
 from tasks.search.choose import FILE_END, FORMS, Question, RuleKind, WinnerRule, pick
 
@@ -65,8 +65,6 @@ def help_of(argv: Sequence[str]) -> str | None:
     """The text of `--help` for all commands or one; None without the flag. UserError if there is no such command."""
     if argv and not {"--help", "-h"} & set(argv):
         return None
-    from flows.cli.words import command_help, general_help
-
     parser = _Parser(prog="autotailor", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", type=Path)
     found, words = parser.parse_known_args(argv)

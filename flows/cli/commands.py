@@ -15,7 +15,6 @@ from flows.cli.arguments import NIGHTLY, Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, PLANNING
 from flows.config import AdaptConfig, FlowConfig, RunStage
-from flows.pipeline.results import of
 from flows.pipeline.stages import table_of
 from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
 from importing import later_names
@@ -23,7 +22,7 @@ from profiling_agents.messages import AgentError
 from tailor_ir import TailorError
 from tasks.base.errors import UserError
 from tasks.base.pages.text import PlainConsole
-from tasks.base.schemas.placed import ChosenSubNet, JointFront, PlanRow
+from tasks.base.schemas.placed import ChosenSubNet
 from tasks.base.schemas.results import STREAM_FILE, StreamedNetwork
 from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
 from tasks.data.problems import CLASSIFICATION, problem_named
@@ -33,7 +32,7 @@ from tasks.search.choose import Question
 
 if TYPE_CHECKING:
     from tasks.measuring.operators import listing
-    from tasks.search.terminal import chosen_tables, comparison_table, front_table, joint_table, placed_tables
+    from tasks.search.terminal import chosen_tables, comparison_table, front_table
 else:
     globals().update(later_names(__file__))
 
@@ -54,7 +53,7 @@ def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | No
     result, score = known or _call(command, config, arguments.dry_run, question), _score(config)
     if question and not question.files:
         for row in result.get("chosen", ()):
-            terminal.show((placed_tables if "plan" in row else chosen_tables)(row, score))
+            terminal.show(chosen_tables(row, score))
             file = arguments.to or config.folder / CHOSEN_FOLDER / f"{row['device']}.json"
             row["file"] = str(write_chosen(row, file))
             terminal.say(f"file: {row['file']}")
@@ -67,8 +66,6 @@ def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | No
     else:
         for stage in result["stages"]:
             _show_stage(command, stage, terminal, score)
-    if joint := result.get("joint"):
-        terminal.show(of(JointFront, lambda front: joint_table(front, score))(joint))
     if exports := result.get("exports"):
         terminal.say(f"exported files: {', '.join(exports.values())}")
     if command == "enumerate":
@@ -105,12 +102,9 @@ def execute_sweep(arguments: Arguments, runs: Sequence[tuple[Sequence[str], Flow
 def write_chosen(row: Mapping[str, Any], file: Path) -> Path:
     """Write a chosen SubNet atomically. UserError if the file cannot be written."""
     subnet = Winner.model_validate({name: row[name] for name in Winner.model_fields if name in row})
-    placed: dict[str, Any] = {}
-    if "plan" in row:
-        placed = {"plan": PlanRow.model_validate(row["plan"]), "coding": row["coding"]}
     try:
         file.parent.mkdir(exist_ok=True)
-        ChosenSubNet(device=row["device"], rule=row["rule"]["text"], subnet=subnet, **placed).write(file)
+        ChosenSubNet(device=row["device"], rule=row["rule"]["text"], subnet=subnet).write(file)
     except OSError as error:
         elsewhere = "--to FILE.json writes it elsewhere"
         raise UserError(f"'{file}'", f"cannot be written ({error.strerror})", next_step=elsewhere) from error

@@ -54,7 +54,7 @@ def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | A
 
     model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
     found = validate(model, config)
-    if arguments.to and len(found.device) > 1 and not found.search.placement:
+    if arguments.to and len(found.device) > 1:
         got = f"{len(found.device)} devices have a chosen SubNet each"
         raise UserError("--to", got, allowed=", ".join(found.device), next_step="write --device NAME")
     return found

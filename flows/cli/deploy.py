@@ -55,7 +55,8 @@ def execute(arguments: Arguments) -> DeployAnswer:
     terminal = Terminal()
     terminal.say(f"release {found['release']} in '{found['folder']}' of '{device}'")
     if found["address"] is not None:
-        terminal.say(f"serves at {found['address']} ({found['by']}); its token is on the device")
+        token = "" if found["address"].startswith("unix:") else "; its token is on the device"
+        terminal.say(f"serves at {found['address']} ({found['by']}){token}")
     return found
 
 

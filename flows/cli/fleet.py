@@ -4,38 +4,40 @@ The config of a registry has settings for its services and their clients. `autot
 for each kind of device, and devices check each other; only this action loads torch.
 """
 
-from collections.abc import Mapping
+import getpass
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from rich.markup import escape
 from rich.table import Table
+from sqlalchemy.exc import SQLAlchemyError
 
-from flows.cli.arguments import FLEET
+from flows.cli.arguments import FLEET, Arguments
 from flows.cli.terminal import Terminal, TerminalProgress
+from flows.cli.words import FLEET_ACTIONS
+from flows.config.compose import compose_config
+from flows.config.validate import nearest, validate
 from profiling_agents.network.endpoint import Endpoint, read_token
-from tasks.base.errors import UserError
-from tasks.operations.fleet.devices import list_devices, note_verdict
+from tasks.base.errors import UserError, shortened
+from tasks.operations.fleet.devices import (
+    BundleStore,
+    bundle_named,
+    list_devices,
+    new_enrolment,
+    note_verdict,
+    remove_device,
+)
 from tasks.operations.fleet.registry import Registry
+from tasks.operations.fleet.rollouts import RolloutRow, begin, go_on, list_rollouts, stop
 from tasks.operations.fleet.settings import MEASURES, FleetProfileSettings, RolloutSettings
 
 if TYPE_CHECKING:
     from tasks.operations.fleet.profiling import FleetProfile
-import getpass
-import os
-import time
-from collections.abc import Callable, Sequence
 
-from rich.markup import escape
-from sqlalchemy.exc import SQLAlchemyError
-
-from flows.cli.arguments import Arguments
-from flows.cli.words import FLEET_ACTIONS
-from flows.config.compose import compose_config
-from flows.config.validate import nearest, validate
-from tasks.base.errors import shortened
-from tasks.operations.fleet.devices import BundleStore, bundle_named, new_enrolment, remove_device
-from tasks.operations.fleet.rollouts import RolloutRow, begin, go_on, list_rollouts, stop
 
 RelayUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+/?$")]
 

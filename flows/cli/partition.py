@@ -14,8 +14,8 @@ from flows.config.compose import compose_config
 from flows.config.validate import validate
 from flows.storage import OutputPlace, local_folder
 from tasks.base.errors import UserError
+from tasks.placement.partition.settings import MOST_DEVICES, PartitionSettings
 from tasks.search.choose import FILE_END
-from tasks.search.settings import MOST_DEVICES, PartitionSettings
 
 if TYPE_CHECKING:
     from tasks.placement.partition import PartitionAnswer
@@ -77,10 +77,7 @@ def execute(arguments: Arguments) -> PartitionJson:
     tables = open_tables(output, settings.devices)
     net = tailor_ir.load(config.supernet or find_supernet(output))
     if config.subnet.endswith(FILE_END):
-        chosen = ChosenSubNet.read(Path(config.subnet))
-        subnet: Mapping[str, Any] = chosen.subnet.config
-        if settings.coding is None and settings.plans is None:
-            settings = settings.model_copy(update={"coding": chosen.coding})
+        subnet: Mapping[str, Any] = ChosenSubNet.read(Path(config.subnet)).subnet.config
     else:
         subnet = net.max_config if config.subnet == ENDS[0] else net.min_config
     answer = plan_partition(net, subnet, tables, settings)

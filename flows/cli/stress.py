@@ -11,7 +11,7 @@ from flows.config.validate import nearest, validate
 from tasks.base.errors import UserError
 
 if TYPE_CHECKING:
-    from flows.config.devices import StressConfig
+    from flows.config.bundles import StressConfig
 
 StressJson = Mapping[str, Any]
 """The JSON of `--json`: `tasks.deploy.stress.StressReport`."""
@@ -19,7 +19,7 @@ StressJson = Mapping[str, Any]
 
 def config_of(arguments: Arguments) -> "StressConfig":
     """The validated config. UserError for an impossible option, or if there is not exactly one device."""
-    from flows.config.devices import StressConfig
+    from flows.config.bundles import StressConfig
 
     config = validate(StressConfig, compose_config(STRESSING, arguments.overrides, arguments.config_folder))
     count = len(arguments.words)
@@ -43,7 +43,7 @@ def execute(arguments: Arguments) -> StressJson:
 
 
 def _bundle(config: "StressConfig", device: str) -> Path:
-    from flows.config.devices import bundle_of, devices_with_bundles
+    from flows.config.bundles import bundle_of, devices_with_bundles
     from flows.storage.mirror import exports_here
 
     known = devices_with_bundles(exports_here(config.output_dir, device)) if device else []

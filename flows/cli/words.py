@@ -182,8 +182,7 @@ COMMANDS = {
         summary="… and find the best SubNet for every latency budget",
         about="Finds the best SubNet within each latency budget, on each device, by prediction. With one of the flags "
         f"{', '.join(RULES)} it chooses one SubNet for each device, shows its stages and where its latency goes, "
-        "and writes it into a file that compare and export take. search.placement=[HOME,DEVICE] searches "
-        "SubNets together with the device of each piece.",
+        "and writes it into a file that compare and export take.",
         forms=(
             "[OVERRIDE…] [FLAG…]",
             "[OVERRIDE…] --budget-ms MS | --accuracy-share S | --knee [--device NAME [--to FILE.json]]",
@@ -192,7 +191,6 @@ COMMANDS = {
         groups=(*_FINETUNE, *_MEASURED, "search", *_RUN),
         examples=(
             "autotailor search search.budgets_ms=[1,2,4] --json winners.json",
-            "autotailor search search.placement=[ncnn,onnxruntime] search.partition.bandwidth_mbps=20",
             "autotailor search --budget-ms 2 --device ncnn --to fast.json",
             "autotailor search --accuracy-share 0.95 search=exact",
         ),

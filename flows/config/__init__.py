@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from importing import public_names
 
 if TYPE_CHECKING:
-    from flows.config.devices import DeployConfig, DeviceProfile, SshSettings, leveled, sharing
+    from flows.config.bundles import DeployConfig
+    from flows.config.devices import DeviceProfile, SshSettings, leveled, sharing
     from flows.config.run import AdaptConfig, CommonConfig, FlowConfig, RunConfig, TrackingSettings
     from flows.config.settings import AdaptStage, EvaluateSettings, RunStage
 else:

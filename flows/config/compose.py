@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flows.config.validate import config_groups, nearest
+from flows.config.validate import config_groups, gone, nearest
 from tasks.base.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
@@ -26,7 +26,7 @@ WITH_DEVICES = ("config", "adapt", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 FREE_MAPPINGS = re.compile(
     r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"
-    r"|(search\.)?partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
+    r"|partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # Hydra must not parse *, [ and ]
 Groups = dict[str, list[str]]
@@ -170,6 +170,8 @@ def _explain(message: str, overrides: Sequence[str], known: Any, groups: Groups)
 
 
 def _unknown_key(key: str, overrides: Sequence[str], known: Any) -> UserError:
+    if line := gone(key):
+        return line
     groups = config_groups()
     if key in groups:
         text = next((text for text in overrides if text.startswith(f"{key}=")), f"{key}=…")

@@ -30,11 +30,12 @@ from tasks.export import Settings as ExportSettings
 from tasks.measuring.runtime_options.settings import Settings as EngineSettings
 from tasks.measuring.settings import ProfileSettings
 from tasks.operations.nightly.records import Settings as NightlySettings
+from tasks.placement.partition.settings import PartitionSettings
 from tasks.prediction.settings import ResourceSettings
 from tasks.prediction.settings import Settings as PredictSettings
 from tasks.report.sources import Settings as ReportSettings
 from tasks.search.choose import Question
-from tasks.search.settings import BaselineSettings, PartitionSettings, RefineSettings
+from tasks.search.settings import BaselineSettings, RefineSettings
 from tasks.search.settings import Settings as SearchSettings
 from tasks.training.finetune.settings import BaseSettings
 from tasks.training.finetune.settings import Settings as FinetuneSettings
@@ -145,24 +146,6 @@ class CommonConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _devices_of_a_placement_have_tables(self) -> Self:
-        placement = self.search.placement
-        for name in placement:
-            if name not in self.device:
-                raise ValueError(f"search.placement: no such device '{name}'; allowed: {', '.join(self.device)}")
-        in_int8 = [name for name in placement if name in self.in_int8]
-        if in_int8 and len(in_int8) < len(placement):
-            raise ValueError(
-                f"search.placement: {', '.join(in_int8)} in int8 and others not, which are two accuracies of one SubNet; "
-                "allowed: all in int8, or none"
-            )
-        batches = {name: self.device[name].batch for name in placement}
-        if len(set(batches.values())) > 1:
-            got = ", ".join(f"{name} {batch}" for name, batch in batches.items())
-            raise ValueError(f"search.placement: batches differ ({got}); allowed: one batch for all of its devices")
-        return self
-
-    @model_validator(mode="after")
     def _int8_is_of_all_devices_together(self) -> Self:
         if not self.in_int8:
             return self
@@ -254,9 +237,9 @@ class CommonConfig(BaseModel):
         own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
         return self.profile.model_copy(update=own)
 
-    def with_budgets(self, budgets_ms: Sequence[float], **changes: Any) -> Self:
-        """The same with these latency budgets [ms] for every device. changes: of the settings of the search besides."""
-        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None, **changes})
+    def with_budgets(self, budgets_ms: Sequence[float]) -> Self:
+        """The same with these latency budgets [ms] for every device."""
+        search = self.search.model_copy(update={"budgets_ms": tuple(budgets_ms), "device_budgets_ms": None})
         return self.model_copy(update={"search": search})
 
     def answering(self, question: Question | None) -> Self:

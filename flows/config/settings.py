@@ -43,11 +43,6 @@ def _has_format(form: str, config: Any) -> bool:
     return form in config.export.formats
 
 
-def _codes(search: Any) -> bool:
-    """Whether a joint search weighs what codings lose."""
-    return bool(search.placement) and len(search.partition.ascending) > 1
-
-
 ASKING = (
     Asking("timm", "baselines.siblings", "[]", lambda config: bool(config.baselines.siblings)),
     Asking("backbone", "model.backbone", "null", lambda config: config.model.backbone is not None),
@@ -59,10 +54,8 @@ ASKING = (
     Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
     Asking("placed", "export.placed", "false", lambda config: config.export.placed),
     Asking("planned_memory", "export.planned_memory", "false", lambda config: config.export.planned_memory),
-    Asking("placement", "search.placement", "[]", lambda config: bool(config.search.placement)),
     Asking("placement", "partition.devices", "[], and no links", lambda config: config.partition.asked),
     Asking("executorch", "export.formats", "all but executorch", lambda config: "executorch" in config.export.formats),
-    Asking("codings", "search.partition.codings", "[fp32]", lambda config: _codes(config.search)),
     *(
         Asking(one, f"device with backend={one}", "onnxruntime, openvino, torch", partial(_has_backend, one))
         for one in ("ncnn", "executorch")

@@ -6,20 +6,14 @@ Dask is imported only if there are workers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from flows.config.settings import EvaluateSettings
-from tasks.base.errors import UserError
-
-if TYPE_CHECKING:
-    from tasks.evaluation.subnets import EvaluationWorkers
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from flows.config import FlowConfig, RunConfig
+from flows.config.settings import EvaluateSettings
 from flows.machine import interruptible_again
 from flows.pipeline.devices import Devices
 from flows.pipeline.progress import is_interruption, terminal_bars
@@ -30,8 +24,12 @@ from flows.storage import EXPORTS_FOLDER, STAGES_FOLDER
 from flows.storage.mirror import Mirror, mirror_of
 from flows.storage.sharing import RunLocks, StageList, run_locks
 from tasks.base.artifacts import Store, write_bytes
+from tasks.base.errors import UserError
 from tasks.base.pages.text import PlainConsole
 from tasks.report import DATA_FILE, PAGE_FILE
+
+if TYPE_CHECKING:
+    from tasks.evaluation.subnets import EvaluationWorkers
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect import get_run_logger, task
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 import tailor_ir
-from flows.config import AdaptConfig, FlowConfig, leveled
+from flows.config import AdaptConfig, AdaptStage, FlowConfig, RunConfig, RunStage, leveled
 from flows.pipeline.complete import remember
 from flows.pipeline.pages.publish import publish_plan, publish_report
 from flows.pipeline.pages.tables import plan_rows
@@ -24,8 +24,8 @@ from flows.pipeline.refusals import check_given, check_places
 from flows.pipeline.results import speed_ups
 from flows.pipeline.run import Run
 from flows.pipeline.session import EXPORTING, REPORT, open_run
+from flows.pipeline.stages import ADAPTATION, PIPELINE
 from flows.pipeline.stages.levels import readable_policies
-from flows.pipeline.stages.placement import found_jointly
 from flows.pipeline.stages.predictors import plan
 from flows.pipeline.stages.questions import answer
 from flows.pipeline.stages.spec import ALONE, Outputs, StageSpec, trained_supernet
@@ -42,10 +42,6 @@ from tasks.search.choose import Question
 
 if TYPE_CHECKING:
     from tasks.measuring.profile import ProfilePlan
-from prefect import flow
-
-from flows.config import AdaptStage, RunConfig, RunStage
-from flows.pipeline.stages import ADAPTATION, PIPELINE
 
 
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
@@ -163,7 +159,6 @@ def tailor(
         devices, place = ", ".join(config.device), config.folder.resolve()
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")
         outputs = walk(table, run, config, until)
-        joint = found_jointly(outputs)
         with run.locks.own_turn("results"):
             exports = readable_exports(config, outputs) if until in EXPORTING else {}
             readable_policies(config, outputs)
@@ -172,14 +167,13 @@ def tailor(
                 exported = {device: output.folder for device, output in outputs["export"].items()}
                 run.tracker.once("models", partial(log_winners, run.tracker, exported))
             if until == REPORT:
-                beside = {**exports, **joint}
                 if run.mirror is None and not run.is_shared:
-                    remember(config, run.folder, {one.stage: one.folder for one in run.outputs}, beside)
-                return {**found, **beside, **conclude(run, outputs)}
+                    remember(config, run.folder, {one.stage: one.folder for one in run.outputs}, exports)
+                return {**found, **exports, **conclude(run, outputs)}
         if until == "plan":
             return {**results(table, run, outputs, "enumerate"), "plan": _plan(run, config, outputs)}
         answered = answer(run, config, question, outputs) if question else {}
-        return {**results(table, run, outputs, until), **exports, **joint, **answered}
+        return {**results(table, run, outputs, until), **exports, **answered}
 
 
 def _plan(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, ProfilePlan]:

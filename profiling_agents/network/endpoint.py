@@ -122,6 +122,7 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+HOST = "127.0.0.1"
 BAD_INPUT = 2
 """Exit code for bad input."""
 
@@ -173,7 +174,7 @@ peer_address.__name__ = "HOST:PORT"
 def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argparse._ArgumentGroup:
     """Add the arguments that `endpoint` reads. risk: the danger without TLS, as the help of --insecure-bind ends."""
     network = parser.add_argument_group("network")
-    network.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    network.add_argument("--host", default=HOST, help=f"address to bind (default {HOST})")
     network.add_argument("--port", type=port_number, default=port, help=f"port; 0 takes any free one (default {port})")
     network.add_argument("--token-file", type=Path, metavar="F", help="file with the token, readable by you only")
     network.add_argument("--tls-cert", type=Path, metavar="F", help="certificate chain (PEM) for https")

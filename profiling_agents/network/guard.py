@@ -1,7 +1,8 @@
 """The gate in front of every route of a service, deny by default, and the places of connections.
 
 In order: protocol, header count, Host, Origin, token, places, queue, body size. A request that passes has shown the
-token, or reads one of the few files that everybody may read.
+token, or reads one of the few files that everybody may read, or came by a Unix socket, whose permissions admit its
+clients. No web page reaches a Unix socket, so any `Host` is accepted there.
 
 Most places are for clients that have shown a token, and a few, for a short time, for strangers. Anybody can open any
 number of connections without a token. They take no place of a client with a token: beyond their own few places, the
@@ -89,7 +90,10 @@ MAX_BODY_BYTES = 1 << 20
 BODY_STALL_S = 30.0
 
 CONNECTION = "connection"
-"""Key of a request's connection in its scope's state, if the server counts connections with and without a token."""
+"""Key of a request's connection in its scope's state, if the server counts connections with and without a token.
+
+Its `is_local` says whether it came by a Unix socket.
+"""
 
 R = TypeVar("R", bound=Response)
 AGAIN = (429, 503)
@@ -185,15 +189,16 @@ class Guard:
 
     async def _refuse(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        if (refused := self._refuse_page(scope, headers)) is not None:
+        connection = scope.get("state", {}).get(CONNECTION)
+        is_local = connection is not None and connection.is_local
+        if (refused := self._refuse_page(scope, headers, is_local)) is not None:
             return refused
         if not (scope["method"] == "GET" and scope["path"] in self._rules.open_paths):
             try:
-                if not await self._admits(headers):
+                if not (is_local or await self._admits(headers)):
                     return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
             except UncheckedTokenError as error:
                 return refusal(503, str(error), retry_after_s=error.retry_after_s)
-            connection = scope.get("state", {}).get(CONNECTION)
             if connection is not None and not connection.admit():
                 return refusal(503, f"more than {self._rules.connections} connections; try again", retry_after_s=1.0)
         if self._requests >= self._rules.requests:
@@ -204,11 +209,11 @@ class Guard:
             return refusal(413, _too_large(cap_bytes))
         return None
 
-    def _refuse_page(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    def _refuse_page(self, scope: Scope, headers: Headers, is_local: bool) -> JSONResponse | None:
         if len(headers) > MAX_HEADERS:
             return refusal(431, f"more than {MAX_HEADERS} headers")
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._known(hosts[0]):
+        if len(hosts) != 1 or not (is_local or self._known(hosts[0])):
             return refusal(403, "Host header: not a name of this service; allow it with --allowed-host")
         own_origin = f"{scope['scheme']}://{hosts[0]}"
         if any(origin != own_origin for origin in headers.getlist("origin")):

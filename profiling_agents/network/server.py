@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,8 @@ class PatientProtocol(H11Protocol):
     """HTTP/1.1 with limited patience for silent or very slow connections. No token is known before a request."""
 
     _idle: asyncio.TimerHandle | None = None
+    is_local = False
+    """Whether the client came by a Unix socket, whose permissions are its guard."""
 
     def __init__(self, *, places: Places, **given: Any) -> None:
         """places: shared by all connections of the server. The guard finds the connection in the state of its requests."""
@@ -108,6 +110,7 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request."""
         super().connection_made(transport)
+        self.is_local = transport.get_extra_info("socket").family == socket.AF_UNIX
         self._places.enter(self)
         self._await_head()
 
@@ -147,18 +150,20 @@ class PatientProtocol(H11Protocol):
 
 
 class PatientServer(uvicorn.Server):
-    """A server with limited patience for TLS handshakes, too: asyncio's own limit is a minute."""
+    """A server with limited patience for TLS handshakes, too: asyncio's own limit is a minute. Unix sockets have no TLS."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn has no option for the time limit of a handshake, which asyncio takes when it listens."""
+        """Listen. uvicorn has no option for the time limit of a handshake, and none for sockets with and without TLS."""
         loop = asyncio.get_running_loop()
         listen = loop.create_server
 
-        def with_limit(*given: Any, **options: Any) -> Any:
+        def as_meant(*given: Any, **options: Any) -> Any:
+            if (given_socket := options.get("sock")) is not None and given_socket.family == socket.AF_UNIX:
+                options["ssl"] = None
             limit_s = HEAD_LIMIT_S if options.get("ssl") is not None else None
             return listen(*given, ssl_handshake_timeout=limit_s, **options)
 
-        loop.create_server = with_limit  # type: ignore[method-assign]
+        loop.create_server = as_meant  # type: ignore[method-assign]
         try:
             await super().startup(sockets)
         finally:
@@ -200,9 +205,13 @@ def allow_open_files(count: int) -> None:
 
 
 async def serve_with(
-    server: uvicorn.Server, listener: socket.socket, network: Endpoint, ready: str, *works: Coroutine[Any, Any, None]
+    server: uvicorn.Server,
+    listeners: Sequence[socket.socket],
+    network: Endpoint,
+    ready: str,
+    *works: Coroutine[Any, Any, None],
 ) -> None:
-    """Serve until stopped, with `works` beside it; the end or fault of one of them ends all.
+    """Serve by bound sockets until stopped, with `works` beside it; the end or fault of one of them ends all.
 
     `ready` is printed once the server serves and signals stop it, even if they were ignored before (shell's background).
     At the end, works are cancelled in reverse order: each may need the works before it until it has ended.
@@ -214,7 +223,7 @@ async def serve_with(
         task.add_done_callback(lambda _: setattr(server, "should_exit", True))
     tasks.append(asyncio.create_task(_announce(server, ready)))
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[*listeners])
     finally:
         for task in reversed(tasks):
             task.cancel()

@@ -313,4 +313,4 @@ def serve_relay(network: Endpoint, max_model_mib: int) -> None:
         token = network.token or new_token(folder, "agent")
         server = http_server(network, create_app(Relay(folder)), token, GuardRules(body_bytes=body_caps(max_model_mib)))
         listener.listen(MAX_CONNECTIONS)
-        asyncio.run(serve_with(server, listener, network, f"relay ready: {address(network, listener)}"))
+        asyncio.run(serve_with(server, [listener], network, f"relay ready: {address(network, listener)}"))

@@ -283,6 +283,6 @@ async def _serve(
             await puller.connect()
             pulling.append(puller.work())
             url = options.pull
-        await serve_with(server, listener, options.network, f"{READY}{url}", agent.jobs.work(), *pulling)
+        await serve_with(server, [listener], options.network, f"{READY}{url}", agent.jobs.work(), *pulling)
     finally:
         await runner.close()

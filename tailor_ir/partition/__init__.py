@@ -5,16 +5,13 @@ cut between two operators, and the operators that can run side by side.
 """
 
 from tailor_ir.partition.dataflow import HandedValue, OperatorFlow, SubnetDataflow, find_flows, split_parts
-from tailor_ir.partition.pre_partition import NetworkPiece, NetworkPieces, PrePartition, find_pieces
+from tailor_ir.partition.pre_partition import PrePartition
 
 __all__ = [
     "HandedValue",
-    "NetworkPiece",
-    "NetworkPieces",
     "OperatorFlow",
     "PrePartition",
     "SubnetDataflow",
     "find_flows",
-    "find_pieces",
     "split_parts",
 ]

@@ -18,7 +18,6 @@ The size of a channel group or a kernel is a table over the choices of few varia
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import chain
 from math import prod
 from typing import Final, Self
@@ -130,11 +129,6 @@ class Roster:
         """For each thing, in order, whether the SubNet of one row of extended codes (V + D,) has it."""
         there = [each.at(codes) for each in self._different]
         return [there[number] for number in self._numbers]
-
-
-def any_of(presences: Iterable[Presence]) -> Presence:
-    """The SubNets that have at least one of several things."""
-    return reduce(Presence.__or__, presences, NEVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

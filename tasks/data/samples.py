@@ -35,7 +35,6 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "adaptable": "weights adapt on a device to images alone",
             "blocks": "a search on a device evaluates images alone",
             "placed": "home sends images alone to other devices",
-            "codings": "numbers of words cannot be rounded on their way to another device",
             "ncnn": "files of ncnn are written without its layer for looking words up",
             "executorch": "its programs are made of images alone",
         },

@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from adaptive_runtime.bundle.bundles import BundleFormat
 from adaptive_runtime.state.traces import Scenario, ScenarioPhase, Stress
@@ -80,6 +80,8 @@ def _there(path: str) -> str:
 
 PlaceThere = Annotated[str, AfterValidator(_there)]
 """A path on the device: absolute, or below the user's home directory there."""
+TCP_ONLY = ("host", "token_file", "tls_cert", "tls_key")
+"""Settings without a meaning where the service has no port."""
 
 
 class Settings(BaseModel):
@@ -102,12 +104,17 @@ class Settings(BaseModel):
     folder: PlaceThere = Field(default="~/autotailor", description="on the device")
     start: bool = Field(default=True, description="false: installed and checked, not started")
     host: str = Field(default="127.0.0.1", min_length=1)
-    port: int = Field(default=8080, ge=0, le=65535, description="0: a free one")
+    port: int | None = Field(
+        default=8080,
+        ge=0,
+        le=65535,
+        description="0: a free one; null: none, the service answers by deploy.socket alone",
+    )
     token_file: PlaceThere | None = Field(default=None, description="on the device; null: made there, FOLDER/token")
     tls_cert: PlaceThere | None = Field(default=None, description="on the device")
     tls_key: PlaceThere | None = Field(default=None, description="on the device")
     socket: PlaceThere | None = Field(
-        default=None, description="on the device: a socket for programs of the same user there; null: none"
+        default=None, description="on the device: a Unix socket for programs of the same user there; null: none"
     )
     key_file: PlaceThere | None = Field(
         default=None, description="on the device: secret that the bundle is signed with"
@@ -120,12 +127,24 @@ class Settings(BaseModel):
     )
     keep: int = Field(default=2, ge=1, description="releases that stay there, with the one that serves")
 
+    @model_validator(mode="after")
+    def _answers(self) -> Self:
+        """Refuse a service that nobody reaches, and settings of a port without one."""
+        if self.port is None:
+            if self.socket is None:
+                raise ValueError("port: null; give deploy.socket, or a port")
+            fields = Settings.model_fields
+            if given := [name for name in TCP_ONLY if getattr(self, name) != fields[name].default]:
+                raise ValueError(f"{given[0]}: needs a port; give one, or leave it out")
+        return self
+
     def serve_words(self, root: str) -> list[str]:
         """The arguments of `autotailor-runtime serve` after the bundle. root: the deployment's folder on the device."""
+        tcp = self.port is not None
         given = {
-            "--host": self.host,
+            "--host": self.host if tcp else None,
             "--port": self.port,
-            "--token-file": self.token_file or f"{root}/token",
+            "--token-file": (self.token_file or f"{root}/token") if tcp else None,
             "--state": f"{root}/state",
             "--tls-cert": self.tls_cert,
             "--tls-key": self.tls_key,

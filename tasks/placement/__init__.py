@@ -1,1 +1,1 @@
-"""Optional: SubNets split over several devices, as plans, as parts of a bundle, and searched jointly with exits and codings."""
+"""Optional: SubNets split over several devices, as plans and as parts of a bundle."""

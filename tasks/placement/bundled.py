@@ -31,7 +31,7 @@ from tasks.evaluation.subnets import EvaluationData
 from tasks.placement.codings import CodedSubNet
 from tasks.placement.partition.planning import DeviceTimes
 from tasks.placement.partition.plans import ChainOptions, placements_ahead, plans_ahead, write_plans
-from tasks.search.settings import PartitionSettings, RadioSettings
+from tasks.placement.partition.settings import PartitionSettings, RadioSettings
 
 MBIT_PER_BYTE = 8e-6
 S_PER_MS = 1e-3

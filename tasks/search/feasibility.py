@@ -128,8 +128,8 @@ class Cost(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """The setting that bounds the cost; a name with a dot is already the name of a setting."""
-        return f"search.{self.name}" if self.name == LATENCY or "." in self.name else f"search.limits.{self.name}"
+        """The setting that bounds the cost."""
+        return f"search.{self.name}" if self.name == LATENCY else f"search.limits.{self.name}"
 
 
 def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator) -> UserError:

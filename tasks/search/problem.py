@@ -332,11 +332,10 @@ def chain_of_tables(
     gain: Sequence[Table],
     costs: Sequence[Sequence[Table]],
     derived: Sequence[Derived] = (),
-    groups: Sequence[Sequence[int]] = (),
 ) -> Chain:
     """A chain of tables. UserError if an entry is NaN, or if too many variables share tables."""
     try:
-        return Chain(cardinalities, gain, costs, derived, groups)
+        return Chain(cardinalities, gain, costs, derived)
     except NotANumber as error:
         raise UserError(
             "search.method=exact",

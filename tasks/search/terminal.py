@@ -1,8 +1,6 @@
 """SubNets in numbers: one SubNet by its stages, two SubNets layer by layer.
 
 Terminal tables of a chosen SubNet and of two SubNets side by side.
-
-SubNets over several devices together, in the terminal.
 """
 
 import math
@@ -18,7 +16,6 @@ from rich.table import Table
 
 from tailor_ir import Choice, choice_text
 from tasks.base.pages.text import amount, milliseconds
-from tasks.base.schemas.placed import JointFront, PlanRow
 from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.winners import Front
 from tasks.evaluation.uncertainty import indistinct, predicted, ranked_by, uncertain
@@ -125,14 +122,15 @@ def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
 
     score: the name of the learning problem's metric.
     """
-    facts = facts_table(f"{row['device']}: {row['rule']['text']}")
+    title = escape(f"{row['device']}: {row['rule']['text']}")
+    facts = Table(title=title, show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
     speed_up = row["largest_ms"] / row["predicted_ms"]
     facts.add_row(
         "latency",
         f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted",
         f"{speed_up:.3g} × faster than the largest",
     )
-    add_accuracy(facts, row, score)
+    _add_accuracy(facts, row, score)
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
     if row["architecture"]["elsewhere"]:
@@ -140,7 +138,7 @@ def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
     return Group(facts, _sections(row["architecture"]))
 
 
-def add_accuracy(facts: Table, row: Row, score: str) -> None:
+def _add_accuracy(facts: Table, row: Row, score: str) -> None:
     """Add the accuracy of a chosen SubNet beside the base network's, and a remark if other SubNets cannot be distinguished."""
     known, base = Uncertainty.model_validate(row["uncertainty"]), row["base"]
     if "measured_accuracy" in row:
@@ -148,10 +146,10 @@ def add_accuracy(facts: Table, row: Row, score: str) -> None:
     else:
         found = f"[bold]{predicted(row['predicted_accuracy'], known)}[/] predicted"
     facts.add_row(score, found, escape(f"{base['name']} {uncertain(base['accuracy'], base['samples'])}"))
-    facts.caption, facts.caption_justify = remarked(row["indistinct"]), "left"
+    facts.caption, facts.caption_justify = _remarked(row["indistinct"]), "left"
 
 
-def remarked(*lines: str | None) -> str | None:
+def _remarked(*lines: str | None) -> str | None:
     """The text below a table: all lines that are not None; None if there are none."""
     return "\n".join(f"[yellow]{escape(line)}[/]" for line in lines if line) or None
 
@@ -167,7 +165,7 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
     )
     known = front.uncertainty
     table = Table(title=escape(front.device), title_justify="left", caption_justify="left")
-    table.caption = remarked(note, indistinct(front.winners, known))
+    table.caption = _remarked(note, indistinct(front.winners, known))
     for column in ("budget", "latency", score, "MACs", "parameters"):
         table.add_column(column, justify="right")
     table.add_column("digest")
@@ -177,11 +175,6 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
         numbers = (milliseconds(row.predicted_ms), accuracy, amount(row.macs), amount(row.parameters))
         table.add_row(budget, *numbers, row.digest)
     return table
-
-
-def facts_table(title: str) -> Table:
-    """A table of facts under a title, without column headers."""
-    return Table(title=escape(title), show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
 
 
 def _sections(found: ArchitectureRows) -> Table:
@@ -286,46 +279,3 @@ def _choices(choices: Mapping[str, Choice]) -> str:
 
 def _shape(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
-
-
-KIB = 1024
-
-
-def joint_table(found: JointFront, score: str = ACCURACY) -> Table:
-    """The winners of a search over several devices, each with its plan."""
-    table = Table(title=escape(" + ".join(found.devices)), title_justify="left", caption_justify="left")
-    table.caption = remarked(indistinct(found.winners, found.uncertainty))
-    for column in ("budget", "latency", "at home", score, "MACs", "KiB sent"):
-        table.add_column(column, justify="right")
-    for column in ("coding", "operators on devices", "digest"):
-        table.add_column(column)
-    for row in found.winners:
-        sends = bool(row.plan.transfers)
-        table.add_row(
-            milliseconds(row.budget_ms),
-            milliseconds(row.predicted_ms),
-            milliseconds(row.home_ms),
-            predicted(row.predicted_accuracy, found.uncertainty),
-            amount(row.macs),
-            f"{row.plan.sent_bytes / KIB:.4g}" if sends else "",
-            row.coding if sends else "",
-            escape(row.plan.text),
-            row.digest,
-        )
-    return table
-
-
-def placed_tables(row: Row, score: str = ACCURACY) -> Table:
-    """The SubNet that a rule chose over several devices: its predictions and its plan."""
-    plan = PlanRow.model_validate(row["plan"])
-    facts = facts_table(f"{row['device']} and others: {row['rule']['text']}")
-    facts.add_row(
-        "latency", f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted", f"{milliseconds(row['home_ms'])} at home"
-    )
-    add_accuracy(facts, row, score)
-    facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
-    facts.add_row(
-        "plan", escape(plan.text), f"{plan.sent_bytes / KIB:.4g} KiB sent in {row['coding']}" if plan.transfers else ""
-    )
-    facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
-    return facts

@@ -12,7 +12,6 @@ from functools import partial
 from flows.pipeline.results import numbers, of
 from tasks.base.pages.text import amount, count, milliseconds, percent
 from tasks.base.schemas.exports import Exports, Latency
-from tasks.base.schemas.placed import JointFront
 from tasks.base.schemas.predictions import AccuracyValidation, LatencyValidation, Resources, Uncertainty
 from tasks.base.schemas.results import (
     BaseResult,
@@ -247,18 +246,6 @@ def refined(result: Front) -> Facts:
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "validation accuracy": _measured((row.measured_accuracy for row in rows), result.uncertainty.samples),
-    }
-
-
-def joint(result: JointFront) -> Facts:
-    """Facts on a joint search over several devices."""
-    rows = result.winners
-    return {
-        "winners": count(len(rows)),
-        "pieces": count(result.pieces),
-        "predicted latency": _range((row.predicted_ms for row in rows), milliseconds),
-        "predicted accuracy": _predicted(rows, result.uncertainty),
-        "plans that send": count(sum(bool(row.plan.transfers) for row in rows)),
     }
 
 

@@ -6,7 +6,6 @@ A new stage is one row here. The body of a stage is one call into `tasks`.
 from flows.config import AdaptConfig, FlowConfig
 from flows.pipeline.stages.comparison import BASELINES, COMPARED, SIBLING
 from flows.pipeline.stages.levels import FRONT, POLICY
-from flows.pipeline.stages.placement import CODINGS, JOINT
 from flows.pipeline.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
 from flows.pipeline.stages.spec import SUPERNET, Outputs, StageSpec
 from flows.pipeline.stages.streams import STREAM, unless_streams_need_none
@@ -34,8 +33,6 @@ SEARCHED = (
     INT8,
     LATENCY,
     RESOURCES,
-    CODINGS,
-    JOINT,
     SEARCH,
     REFINE,
 )

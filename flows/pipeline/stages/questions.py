@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import tailor_ir
 from flows.config import FlowConfig
 from flows.pipeline.run import Run
-from flows.pipeline.stages.placement import NAME as JOINT
 from flows.pipeline.stages.spec import ALONE, Context, Outputs
 from flows.pipeline.stages.walk import work
 from flows.pipeline.stages.winners import EXPORT, SEARCH, readable_exports
 from importing import later_names
 from tasks.base.artifacts import RESULT_FILE
-from tasks.base.schemas.placed import JOINT_FILE, LUT_FOLDER, ChosenSubNet, JointFront
+from tasks.base.schemas.placed import LUT_FOLDER, ChosenSubNet
 from tasks.base.schemas.predictions import LATENCY_FILE, LATENCY_VALIDATION_FILE, LatencyValidation
 from tasks.base.schemas.results import BaseResult
 from tasks.base.schemas.stored import Named
@@ -60,7 +59,7 @@ class Searched:
 
     def further(self, budgets_ms: Sequence[float]) -> tuple[Winner, ...]:
         """The winners for other budgets."""
-        config = self._config.with_budgets(budgets_ms, placement=())
+        config = self._config.with_budgets(budgets_ms)
         found = work(SEARCH, self._run, config, self._outputs, [self.device])
         return Front.read(found[self.device].folder / FRONT_FILE).winners
 
@@ -92,8 +91,6 @@ def answer(run: Run, config: FlowConfig, question: Question, outputs: Outputs) -
     """`chosen` or `compared`: a row for each device; or the exported files. UserError if there is no such SubNet."""
     if question.files:
         return _exported(run, config, question.files, outputs)
-    if question.rule and config.search.placement:
-        return {"chosen": [_placed(question.rule, Searched(run, config, config.search.placement[0], outputs), outputs)]}
     searches = [Searched(run, config, name, outputs) for name in config.device]
     if question.rule:
         return {"chosen": [_chosen(question.rule, one) for one in searches]}
@@ -139,23 +136,6 @@ def _chosen(rule: WinnerRule, searched: Searched) -> Row:
         "indistinct": indistinct(searched.front.winners, searched.front.uncertainty),
         **row.to_json(),
         "architecture": architecture(searched.layers(), row.config),
-    }
-
-
-def _placed(rule: WinnerRule, home: Searched, outputs: Outputs) -> Row:
-    """The SubNet that a rule chooses among the joint winners over several devices, with its plan. home: the first device."""
-    base, found = _base(home), JointFront.read(outputs[JOINT][ALONE].folder / JOINT_FILE)
-    winners = found.winners
-    digests = tuple(row.digest for row in winners)
-    row = choose(rule, home.front.model_copy(update={"winners": winners, "front": digests}), base["accuracy"])
-    return {
-        "device": home.device,
-        "rule": {"kind": rule.kind, "value": rule.value, "text": rule.text},
-        "base": base,
-        "largest_ms": home.front.largest.predicted_ms,
-        "uncertainty": found.uncertainty.to_json(),
-        "indistinct": indistinct(winners, found.uncertainty),
-        **row.to_json(),
     }
 
 

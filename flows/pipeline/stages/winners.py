@@ -389,7 +389,7 @@ def _policies(at: Context) -> Sequence[SubnetPolicy]:
 
 
 def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
-    """The source of SubNets for budgets that winners miss; None for a joint search, where misses are only reported."""
+    """The source of SubNets for budgets that winners miss; None for one search of all devices: it tells of misses."""
     folder = chosen(at)[at.device].folder
     if len(_searches(at.config)) < len(at.config.device):
         return None

@@ -1,6 +1,6 @@
 """The driver's side: batches of SubNets along the tree of their common first steps, submitted to Dask workers.
 
-Dask places batches, and repeats them if a worker dies. Tasks are strings (`flows.pipeline.workers`). Dask's own
+Dask places batches, and repeats them if a worker dies. Tasks are strings (`flows.pipeline.workers.process`). Dask's own
 protocol pickles and unpickles, so every peer of it is trusted: docs/security.md.
 """
 
@@ -20,7 +20,7 @@ from distributed import Client, Future, KilledWorker, LocalCluster, Security
 from distributed.client import FutureCancelledError
 
 from flows.config.settings import EvaluateSettings
-from flows.pipeline.workers import WorkerAnswer, WorkerTask, evaluate, versions
+from flows.pipeline.workers.process import WorkerAnswer, WorkerTask, evaluate, versions
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError, shortened

@@ -1,8 +1,7 @@
-"""Schemas of SubNets over devices: operators with their implementations, partitions, joint choices, and chosen SubNets.
+"""Schemas of SubNets over devices: operators with their implementations, partitions, and chosen SubNets.
 
 operators.json          every operator of any SubNet
 implementations.json    the chosen implementations of operators on one device
-joint.json              SubNets that were chosen together with the devices of their operators
 chosen/DEVICE.json      one SubNet that a rule chose on one device, also the file of `search … --to FILE.json`
 
 The result of a partition is JSON, too: cuts, and for each bandwidth a plan with other methods' plans.
@@ -10,51 +9,28 @@ The result of a partition is JSON, too: cuts, and for each bandwidth a plan with
 
 from typing import Any, ClassVar
 
-from profiling_agents.messages import ActivationCoding
-from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.stored import Config, Record, Stored
 from tasks.base.schemas.winners import Winner
 
-OPERATORS_FILE = "operators.json"
-IMPLEMENTATIONS_FILE = "implementations.json"
-LUT_FOLDER = "lut"
-"""The folder of a device's look-up table."""
-PARTS = "part-*.parquet"
-"""Files of a look-up table."""
+
+class OperatorRow(Record):
+    """An operator in running order. compute_ms: by device. flow: its number. beside: whether other flows run beside it."""
+
+    title: str
+    place: str
+    macs: int
+    parameters: int
+    compute_ms: dict[str, float]
+    flow: int
+    beside: bool
 
 
-class UniqueOperator(Record):
-    """An operator. feature: `OperatorFeature.to_json`. witness: difference between a SubNet that has it and the largest one."""
+class CutRow(Record):
+    """A cut. cut: number of operators before it. values: names of the values that cross it. bytes: of all of them together."""
 
-    digest: str
-    feature: dict[str, Any]
-    witness: Config
-
-
-class Operators(Stored):
-    """All unique operators, by rising digest."""
-
-    STAGE: ClassVar[str] = "enumerate"
-    KIND: ClassVar[str] = "operators"
-
-    operators: tuple[UniqueOperator, ...]
-
-
-class ChosenImplementations(Stored):
-    """operators: implementations by operator (digest), for operators that do not run by the runtime's own choice."""
-
-    STAGE: ClassVar[str] = "profile"
-    KIND: ClassVar[str] = "implementations"
-
-    operators: dict[str, str]
-
-
-OWN_CHOICES = ChosenImplementations(operators={})
-"""Every operator runs by the runtime's own choice."""
-
-
-JOINT_FILE = "joint.json"
-CODINGS_FILE = "codings.json"
+    cut: int
+    values: tuple[str, ...]
+    bytes: int
 
 
 class StayRow(Record):
@@ -100,58 +76,6 @@ class PlanRow(Record):
         return sum(transfer.bytes for transfer in self.transfers)
 
 
-class PlacedWinner(Winner):
-    """The best SubNet within a latency budget over all devices, with its plan. coding: of sent values.
-
-    lost_points: accuracy lost by the coding. home_ms: latency on the coordinator without offloading; None: it cannot run the
-    SubNet.
-    """
-
-    coding: ActivationCoding
-    lost_points: float
-    home_ms: float | None
-    plan: PlanRow
-
-
-class JointFront(Stored):
-    """The winners over several devices together. devices: coordinator first. pieces: number of parts that can be placed.
-
-    coding_points: accuracy lost at each cut, by coding. uncertainty: of the winners' accuracies.
-    """
-
-    STAGE: ClassVar[str] = "search"
-    COMMAND: ClassVar[str] = "search search.placement=[HOME,DEVICE]"
-    KIND: ClassVar[str] = "joint front"
-
-    devices: tuple[str, ...]
-    winners: tuple[PlacedWinner, ...]
-    pieces: int
-    coding_points: dict[str, tuple[float, ...]]
-    settings: dict[str, Any]
-    """`tasks.search.Settings`."""
-    uncertainty: Uncertainty = Uncertainty()
-
-
-class OperatorRow(Record):
-    """An operator in running order. compute_ms: by device. flow: its number. beside: whether other flows run beside it."""
-
-    title: str
-    place: str
-    macs: int
-    parameters: int
-    compute_ms: dict[str, float]
-    flow: int
-    beside: bool
-
-
-class CutRow(Record):
-    """A cut. cut: number of operators before it. values: names of the values that cross it. bytes: of all of them together."""
-
-    cut: int
-    values: tuple[str, ...]
-    bytes: int
-
-
 class PartitionAnswer(Stored):
     """Content of `autotailor partition --json FILE`. network: digest of the SubNet. returns: the answer goes back."""
 
@@ -169,6 +93,10 @@ class PartitionAnswer(Stored):
     plans: tuple[PlanRow, ...]
 
 
+PLACED = ("plan", "coding")
+"""Fields of earlier versions that are ignored."""
+
+
 class ChosenSubNet(Stored):
     """A SubNet to continue with. rule: the reason for its choice, for people."""
 
@@ -179,7 +107,46 @@ class ChosenSubNet(Stored):
     device: str
     rule: str
     subnet: Winner
-    plan: PlanRow | None = None
-    """Placement of the SubNet, if the search was over several devices together."""
-    coding: ActivationCoding | None = None
-    """Coding of the values that the plan sends."""
+
+    @classmethod
+    def renewed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """The content without the plan that earlier versions added where SubNets were searched with their devices."""
+        return {name: value for name, value in content.items() if name not in PLACED}
+
+
+OPERATORS_FILE = "operators.json"
+IMPLEMENTATIONS_FILE = "implementations.json"
+LUT_FOLDER = "lut"
+"""The folder of a device's look-up table."""
+PARTS = "part-*.parquet"
+"""Files of a look-up table."""
+
+
+class UniqueOperator(Record):
+    """An operator. feature: `OperatorFeature.to_json`. witness: difference between a SubNet that has it and the largest one."""
+
+    digest: str
+    feature: dict[str, Any]
+    witness: Config
+
+
+class Operators(Stored):
+    """All unique operators, by rising digest."""
+
+    STAGE: ClassVar[str] = "enumerate"
+    KIND: ClassVar[str] = "operators"
+
+    operators: tuple[UniqueOperator, ...]
+
+
+class ChosenImplementations(Stored):
+    """operators: implementations by operator (digest), for operators that do not run by the runtime's own choice."""
+
+    STAGE: ClassVar[str] = "profile"
+    KIND: ClassVar[str] = "implementations"
+
+    operators: dict[str, str]
+
+
+OWN_CHOICES = ChosenImplementations(operators={})
+"""Every operator runs by the runtime's own choice."""

@@ -1,11 +1,13 @@
 """The service in a deployment's folder (start, stop, readiness), and the environment into which the run time is installed."""
 
 import hashlib
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -107,7 +109,10 @@ STOP_S = 35.0
 """When stopped, the service answers its accepted requests, for 30 s at most."""
 KILL_S = 5.0
 ASK_S = 5.0
-READY = re.compile(r"service ready: (\S+)")
+ROUTE = "/v2/health/ready"
+READY = re.compile(r"service ready: (.+)")
+UNIX = "unix:"
+"""Begins the address of a service without a port; the path of its Unix socket follows."""
 UNIT = """\
 [Unit]
 Description=AutoTailor: the SubNets of a bundle in {root}
@@ -197,9 +202,14 @@ class Service:
         found = READY.search(self._said())
         if found is None or not self.is_running():
             return None
-        url = urllib.parse.urlsplit(found[1])
+        path = found[1].removeprefix(UNIX)
+        is_ready = self._is_ready(found[1]) if path == found[1] else _is_ready_by_socket(path)
+        return found[1] if is_ready else None
+
+    def _is_ready(self, address: str) -> bool:
+        url = urllib.parse.urlsplit(address)
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(url.hostname or "", url.netloc.rpartition(":")[0])
-        asked = urllib.request.Request(f"{url.scheme}://{host}:{url.port}/v2/health/ready")
+        asked = urllib.request.Request(f"{url.scheme}://{host}:{url.port}{ROUTE}")
         asked.add_header("Authorization", f"Bearer {self._token()}")
         context = ssl._create_unverified_context()  # the request stays on this machine
         opener = urllib.request.build_opener(
@@ -207,9 +217,9 @@ class Service:
         )
         try:
             with opener.open(asked, timeout=ASK_S) as answer:
-                return found[1] if answer.status == 200 else None
+                return bool(answer.status == 200)
         except OSError:
-            return None
+            return False
 
     def wait_until_ready(self, within_s: float) -> str:
         """The service's address. StepRefused with the last line of the log if it ended or is not ready in time."""
@@ -238,6 +248,18 @@ class Service:
             words = json.load(stream)["serve"]
         with open(words[words.index("--token-file") + 1], encoding="utf-8") as stream:
             return stream.read().strip()
+
+
+def _is_ready_by_socket(path: str) -> bool:
+    connection = http.client.HTTPConnection("localhost")
+    try:
+        with socket.socket(socket.AF_UNIX) as connection.sock:
+            connection.sock.settimeout(ASK_S)
+            connection.sock.connect(path)
+            connection.request("GET", ROUTE)
+            return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def _command_line(pid: int) -> bytes:

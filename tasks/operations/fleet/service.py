@@ -230,7 +230,7 @@ def serve_fleet_relay(registry: Registry, network: Endpoint, max_model_mib: int)
         rules = GuardRules(connections=connections, requests=connections, body_bytes=body_caps(max_model_mib))
         server = http_server(network, create_relay_app(relay), relay.admits, rules)
         listener.listen(connections)
-        asyncio.run(serve_with(server, listener, network, f"{RELAY_READY}{address(network, listener)}"))
+        asyncio.run(serve_with(server, [listener], network, f"{RELAY_READY}{address(network, listener)}"))
 
 
 class RegistryRoutes:
@@ -349,7 +349,7 @@ def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) ->
         listener.listen(CONNECTIONS)
         ready = f"{READY}{address(network, listener)}"
         told = metrics_export("autotailor-registry", lambda: _metrics(registry), in_thread=True)
-        asyncio.run(serve_with(server, listener, network, ready, _decide(registry), *told))
+        asyncio.run(serve_with(server, [listener], network, ready, _decide(registry), *told))
 
 
 async def _decide(registry: Registry) -> None:

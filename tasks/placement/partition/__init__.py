@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from tasks.placement.partition.planning import (
         DeviceTable,
         DeviceTimes,
-        FeatureTimes,
         find_supernet,
         open_tables,
         plan_partition,
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
         write_chain,
         write_plans,
     )
-    from tasks.search.settings import PartitionLink, PlacementSettings
-    from tasks.search.settings import PartitionSettings as Settings
+    from tasks.placement.partition.settings import PartitionLink
+    from tasks.placement.partition.settings import PartitionSettings as Settings
 else:
     __getattr__ = public_names(__name__, __file__)
 
@@ -35,10 +34,8 @@ __all__ = [
     "CutRow",
     "DeviceTable",
     "DeviceTimes",
-    "FeatureTimes",
     "PartitionAnswer",
     "PartitionLink",
-    "PlacementSettings",
     "PlanRow",
     "PlansAhead",
     "Settings",

@@ -35,9 +35,9 @@ from tasks.base.places import places
 from tasks.base.schemas.placed import CutRow, OperatorRow, PartitionAnswer, PlanRow, StayRow, TransferRow
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
+from tasks.placement.partition.settings import PartitionSettings
 from tasks.prediction.latency import LATENCY_FILE, NEXT_STEP, Correction, LatencyPredictor, operator_ms
 from tasks.prediction.layers import title
-from tasks.search.settings import PartitionSettings
 
 STAGES = "stages"
 LATENCY_STAGE, PROFILE_STAGE = "latency", "profile"
@@ -46,26 +46,14 @@ SUPERNET_STAGES = ("finetune", "compile")
 """Stages with a trained SuperNet, the preferred one first."""
 
 
-class RunOffset(Protocol):
-    """A device. offset_ms: time of a run without its operators [ms]."""
+class DeviceTimes(Protocol):
+    """Times of the operators of SubNets on one device. offset_ms: time of a run without its operators [ms]."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def offset_ms(self) -> float: ...
-
-
-class FeatureTimes(RunOffset, Protocol):
-    """Times of operators on one device."""
-
-    def operator_ms(self, feature: OperatorFeature) -> float:
-        """Latency of an operator [ms]; NaN if it has none on the device."""
-        ...
-
-
-class DeviceTimes(RunOffset, Protocol):
-    """Times of the operators of SubNets on one device."""
 
     def compute_ms(self, dataflow: SubnetDataflow) -> NDArray[np.float64]: ...
 
@@ -245,7 +233,7 @@ def problem_of(
 
 
 def conditions_of(
-    tables: Sequence[RunOffset], settings: PartitionSettings, bandwidth_mbps: float
+    tables: Sequence[DeviceTimes], settings: PartitionSettings, bandwidth_mbps: float
 ) -> PartitionConditions:
     """Conditions of a partition. A message to a device starts a run there.
     The run's own time (`DeviceTimes.offset_ms`) is added to the message's latency.
@@ -271,15 +259,15 @@ def _plan_row(
 ) -> PlanRow:
     problem, names = planner.problem, settings.devices
     if settings.objective == "latency":
-        return described(_fastest(planner, conditions), problem, conditions, names, bandwidth_mbps, offset_ms)
+        return _described(_fastest(planner, conditions), problem, conditions, names, bandwidth_mbps, offset_ms)
     pipeline = fastest_pipeline(problem, conditions)
     found = plan_of(problem, conditions, pipeline.stages)
-    row = described(found, problem, conditions, names, bandwidth_mbps, offset_ms)
+    row = _described(found, problem, conditions, names, bandwidth_mbps, offset_ms)
     own = {"period_ms": pipeline.period_ms, "bottleneck": _named(pipeline.bottleneck, names)}
     return row.model_copy(update=own)
 
 
-def described(
+def _described(
     found: PartitionPlan,
     problem: PartitionProblem,
     conditions: PartitionConditions,

@@ -41,7 +41,7 @@ from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.placement.partition.parts import digests_of, export_checked, tensor_of, write_ncnn
 from tasks.placement.partition.planning import DeviceTimes, conditions_of, problem_of
-from tasks.search.settings import PartitionSettings
+from tasks.placement.partition.settings import PartitionSettings
 
 Groups = tuple[tuple[int, ...], ...]
 Way = tuple[int, int]

@@ -20,7 +20,6 @@ from adaptive_runtime.bundle.chains import InputsPreparation
 from adaptive_runtime.model.opening import check
 from adaptive_runtime.samples.inputs import packed
 from adaptive_runtime.server.inference import InferenceFormat, read
-from adaptive_runtime.server.local import REQUEST_FIELDS, RequestHead
 from adaptive_runtime.server.protocol import LENGTH_HEADER, NamedTensor, RequestRefused, pack
 from conf.networks.two_branches import network
 from tasks import export, report, search
@@ -35,7 +34,7 @@ from tasks.evaluation.settings import Settings as QuantiseSettings
 from tasks.evaluation.subnets import EvaluationData, accuracy, statistics_of
 from tasks.export.onnx_files import BATCHES, dynamic_batch
 from tasks.placement.partition.planning import plan_partition
-from tasks.search.settings import PartitionSettings
+from tasks.placement.partition.settings import PartitionSettings
 from tests.support.ir.invariants import check_network
 from tests.support.problems.stages import QUICK, SmallRun, finetuned
 from tests.support.runtime.service_process import INFER, served
@@ -214,9 +213,6 @@ def test_a_service_takes_a_tensor_for_each_input(bundle: OpenBundle, samples: di
     ):
         with pytest.raises(RequestRefused, match=told):
             read(content, None, form)
-    fields = REQUEST_FIELDS.pack(0.0, 1, *SHAPES["image"], b"")
-    with pytest.raises(RequestRefused, match="takes image, motion, and the local socket one input; ask over HTTP"):
-        RequestHead.read(fields, REQUEST_FIELDS.size + 4 * SIDE, form)
 
 
 @pytest.mark.long

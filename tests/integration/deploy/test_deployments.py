@@ -17,17 +17,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle
 from adaptive_runtime.cli import COMMANDS
 from tasks.base.errors import UserError
-from tasks.deploy import run
+from tasks.deploy import Settings, run
 from tasks.deploy.deployment import BOOTSTRAP, SENT, _refuse_without_room, required_extras
 from tasks.deploy.device_side.service import Service
 from tasks.deploy.device_side.steps import DeploymentSteps, line_of
 from tests.support.deploy.deployments import current, expect_other_answers, releases, stopped_at_the_end, unpacked
-from tests.support.runtime.local_client import LocalClient
+from tests.support.runtime.service_process import INFER, body, by_socket
 from tests.support.threads import beside
 
 needs_service = pytest.mark.skipif("serve" not in COMMANDS, reason="this version of the run time has no service")
@@ -240,8 +241,8 @@ def test_the_service_serves_and_is_back_where_the_next_one_does_not_start(
     with stopped_at_the_end(tmp_path) as service:
         first = deployed(tmp_path, wheel, bundle, start=True, socket=str(tmp_path / "local"))
         assert first["by"] == "process"
-        with LocalClient(tmp_path / "local") as client:
-            assert client.ask(np.zeros((1, 3, 16, 16), np.float32)).status == 200
+        with by_socket(tmp_path / "local") as client:
+            assert client.post(INFER, **body(np.zeros((1, 3, 16, 16), np.float32))).status_code == 200
         assert metadata(tmp_path, first["address"])["inputs"][0]["shape"] == [-1, 3, 16, 16]
         again = deployed(tmp_path, wheel, bundle, start=True, socket=str(tmp_path / "local"))
         assert again["address"] == first["address"]  # it goes on, since nothing is new
@@ -250,6 +251,26 @@ def test_the_service_serves_and_is_back_where_the_next_one_does_not_start(
         assert metadata(tmp_path, service.wait_until_ready(120))["name"] == "model"
         assert current(tmp_path) == first["release"]
         assert releases(tmp_path) == {first["release"]}
+
+
+@pytest.mark.long
+@needs_service
+def test_a_service_without_a_port_is_ready_by_its_socket(tmp_path: Path, wheel: Path, bundle: Path) -> None:
+    with stopped_at_the_end(tmp_path):
+        found = deployed(tmp_path, wheel, bundle, start=True, port=None, socket=str(tmp_path / "local"))
+        assert found["address"] == f"unix:{tmp_path / 'local'}"
+        with by_socket(tmp_path / "local") as client:
+            assert client.get("/v2/models/model").json()["name"] == "model"
+
+
+def test_a_service_has_a_port_or_a_socket_and_settings_of_a_port_need_one(tmp_path: Path) -> None:
+    words = Settings(port=None, socket="/run/local").serve_words("/srv")
+    assert words == ["--state", "/srv/state", "--socket", "/run/local"]
+    with pytest.raises(ValidationError, match=r"port: null; give deploy\.socket, or a port"):
+        Settings(port=None)
+    for given in ({"host": "0.0.0.0"}, {"token_file": "/srv/token"}, {"tls_cert": "/srv/cert"}):
+        with pytest.raises(ValidationError, match=f"{next(iter(given))}: needs a port; give one, or leave it out"):
+            Settings.model_validate({"port": None, "socket": "/run/local", **given})
 
 
 def metadata(folder: Path, address: str) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from rich.console import Console
 from adaptive_runtime.bundle.bundles import BundleManifest
 from adaptive_runtime.state.traces import LoadTrace
 from flows.cli import main
+from flows.config.bundles import StressConfig
 from flows.config.compose import compose_config
-from flows.config.devices import StressConfig
 from flows.config.validate import validate
 from tailor_ir import SuperNet
 from tasks.base.progress import Silent

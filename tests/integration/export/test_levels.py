@@ -17,7 +17,7 @@ from tasks.export import Settings as ExportSettings
 from tasks.export.operating_points import LevelRow, Levels
 from tasks.export.operating_points.stage import kept, on_front, with_exits
 from tasks.placement.bundled import PlacedCosts, PlacedLevel, preferred
-from tasks.search.settings import PartitionSettings, RadioSettings
+from tasks.placement.partition.settings import PartitionSettings, RadioSettings
 from tests.support import examples
 
 SHARES = st.sampled_from([0.5, 0.6, 0.7, 0.8])

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 import tailor_ir
 from flows.config import EvaluateSettings
-from flows.pipeline.workers import cluster, evaluate
+from flows.pipeline.workers import cluster
 from flows.pipeline.workers.cluster import DaskWorkers
+from flows.pipeline.workers.process import evaluate
 from tasks.base.artifacts import digest_of, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent

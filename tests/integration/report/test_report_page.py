@@ -16,12 +16,12 @@ from tasks.base.pages.text import count, milliseconds, percent
 from tasks.base.schemas.placed import PartitionAnswer
 from tasks.base.schemas.results import GivenSuperNet
 from tasks.placement.partition import plan_partition, table_of
+from tasks.placement.partition.settings import PartitionSettings
 from tasks.report import DATA_FILE, PAGE_FILE, Settings, Sources, charts, confusions, terminal_table
 from tasks.report.gather import gather
 from tasks.report.headline import fastest_within, headline, reference
 from tasks.report.page import render
 from tasks.report.partition import picture
-from tasks.search.settings import PartitionSettings
 from tests.support.report.page import Page
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://example.org/x.png>"

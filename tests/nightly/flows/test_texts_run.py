@@ -13,12 +13,11 @@ import adaptive_runtime
 import tailor_ir
 from adaptive_runtime.bundle.bundles import OpenBundle
 from flows.cli import main
-from tests.integration.runtime.server.test_local_socket import by_http
 from tests.support.flows.bundled import check_subnets
 from tests.support.flows.fixtures import Command
 from tests.support.flows.text_run import LENGTH, SHORTER
-from tests.support.runtime.c_client import CClient, client_object, client_program, client_source, sanitizer_flags
-from tests.support.runtime.fixtures import PATIENT, LocalServed, served_locally
+from tests.support.runtime.fixtures import LocalServed, served_locally
+from tests.support.runtime.service_process import INFER, body, error_of, logits_of
 
 TEXTS = ["The soup was not good, and the bed was dirty.", "", "xyzzy " * 40]
 Run = tuple[dict[str, Any], Command]
@@ -32,7 +31,7 @@ def bundle(text_run: Run) -> OpenBundle:
 @pytest.fixture(scope="module")
 def local(bundle: OpenBundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServed]:
     """The bundle while it is served."""
-    with served_locally(bundle.folder, tmp_path_factory.mktemp("log"), PATIENT) as one:
+    with served_locally(bundle.folder, tmp_path_factory.mktemp("log")) as one:
         yield one
 
 
@@ -63,7 +62,7 @@ def test_a_run_finds_exports_and_checks_subnets_of_texts(text_run: Run, bundle: 
             np.testing.assert_allclose(model.infer(x_NT).logits, logits_NK, atol=1e-4)
 
 
-def test_a_service_answers_numbers_of_words_as_torch_by_http_and_by_its_socket(
+def test_a_service_answers_numbers_of_words_as_torch_by_its_port_and_by_its_socket(
     text_run: Run, bundle: OpenBundle, local: LocalServed
 ) -> None:
     vocabulary = bundle.vocabulary()
@@ -71,39 +70,23 @@ def test_a_service_answers_numbers_of_words_as_torch_by_http_and_by_its_socket(
     x_NT = vocabulary.tokens(TEXTS, LENGTH)
     wanted = expected(text_run[1].output, bundle, x_NT)
     with local.client() as client:
-        logits, parameters = by_http(local.http, x_NT)
+        logits, parameters = logits_of(local.service.http, x_NT)
         np.testing.assert_allclose(logits, wanted[parameters["subnet"]], atol=1e-4)
         for digest, logits_NK in wanted.items():
-            answered = client.ask(x_NT, subnet=digest)
-            assert answered.subnets == (digest,) * len(TEXTS), answered.line
-            np.testing.assert_allclose(answered.logits, logits_NK, atol=1e-4)
-        text_of_floats = x_NT[:, :, None, None].astype(np.float32)
+            logits, parameters = logits_of(client, x_NT, subnet=digest)
+            assert parameters["subnet"] == digest
+            np.testing.assert_allclose(logits, logits_NK, atol=1e-4)
         for x, line in (
             (
                 np.full_like(x_NT, vocabulary.size),
                 f"numbers of words from .*; allowed: from 0, below {vocabulary.size}",
             ),
             (x_NT[:, :-1], rf"shape \[3, {LENGTH - 1}\]; allowed: \[N, {LENGTH}\]"),
-            (text_of_floats, f"{4 * x_NT.size} bytes of values; allowed for its shape: {8 * x_NT.size}"),
+            (x_NT.astype(np.float32), "datatype FP32; allowed: INT64"),
         ):
-            refused = client.ask(x)
-            assert refused.status == 400
-            assert re.search(line, refused.line), refused.line
-
-
-def test_the_client_in_c_asks_with_numbers_of_words(
-    text_run: Run, bundle: OpenBundle, local: LocalServed, tmp_path: Path
-) -> None:
-    vocabulary = bundle.vocabulary()
-    assert vocabulary is not None
-    x_NT = vocabulary.tokens(TEXTS, LENGTH)
-    (tmp_path / "texts.i64").write_bytes(x_NT.astype("<i8").tobytes())
-    flags, source = sanitizer_flags(tmp_path), client_source(tmp_path)
-    program = client_program(source, client_object(source, flags), flags)
-    with CClient(program, tmp_path / "texts.i64", LENGTH, 1, 1, "tokens") as client:
-        client.connect(local.path)
-        found = client.answer(f"infer {len(TEXTS)} 0 -")
-    np.testing.assert_allclose(found.logits, expected(text_run[1].output, bundle, x_NT)[found.subnet], atol=1e-4)
+            response = client.post(INFER, **body(x))
+            assert response.status_code == 400
+            assert re.search(line, error_of(response)), error_of(response)
 
 
 def test_stress_refuses_texts_in_one_line(text_run: Run, capsys: pytest.CaptureFixture[str]) -> None:

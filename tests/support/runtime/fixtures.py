@@ -1,13 +1,13 @@
 """A small bundle that several modules serve from."""
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import torch
 
@@ -15,21 +15,8 @@ import tailor_ir
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import write_plain_bundle
 from tests.support.runtime.drifting import write_adaptable_bundle
-from tests.support.runtime.local_client import LocalClient
-from tests.support.runtime.service_process import Served, served
+from tests.support.runtime.service_process import Served, by_socket, served
 
-LOCAL_QUEUE = 8
-CODE = """
-import sys
-from adaptive_runtime.server import local
-local.BODY_S = {body_s}
-local.TAKEN_S = {taken_s}
-from adaptive_runtime.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-PATIENT = CODE.format(body_s=300.0, taken_s=300.0)
-"""A service that loses no client, however long the machine lets either of the two wait."""
-IMPATIENT = CODE.format(body_s=2.0, taken_s=1.0)
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1], "exits": ["stage.1.block.*"]}
 
 
@@ -59,37 +46,29 @@ def copy(plain_bundle: Path, tmp_path: Path) -> Path:
 
 
 class LocalServed(NamedTuple):
-    """A service with a socket, and the bundle that it serves."""
+    """A service with a port and a Unix socket, and the bundle that it serves."""
 
-    http: Served
+    service: Served
     path: Path
     bundle: Path
 
-    def client(self) -> LocalClient:
-        """A new connection."""
-        return LocalClient(self.path)
+    def client(self) -> httpx.Client:
+        """A new client of the socket."""
+        return by_socket(self.path)
 
 
 @contextmanager
-def served_locally(bundle: Path, folder: Path, code: str) -> Iterator[LocalServed]:
-    """A service with a socket. The socket's folder is open to other users, the socket is not. folder: for its log."""
+def served_locally(bundle: Path, folder: Path) -> Iterator[LocalServed]:
+    """A service with a Unix socket. The socket's folder is open to other users, the socket is not. folder: for its log."""
     with tempfile.TemporaryDirectory() as sockets:
         Path(sockets).chmod(0o711)
         path = Path(sockets) / "socket"
-        options = ("--socket", str(path), "--queue", str(LOCAL_QUEUE), "--deadline-ms", "300000")
-        with served(bundle, folder / "log", *options, command=(sys.executable, "-c", code)) as service:
+        with served(bundle, folder / "log", "--socket", str(path)) as service:
             yield LocalServed(service, path, bundle)
             assert service.process.poll() is None, "it has ended"
 
 
 @pytest.fixture(scope="module")
 def local(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServed]:
-    with served_locally(plain_bundle, tmp_path_factory.mktemp("log"), PATIENT) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def impatient(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServed]:
-    """One that gives clients up after a second or two."""
-    with served_locally(plain_bundle, tmp_path_factory.mktemp("log"), IMPATIENT) as one:
+    with served_locally(plain_bundle, tmp_path_factory.mktemp("log")) as one:
         yield one

@@ -16,7 +16,7 @@ from tailor_ir import SubnetDataflow, SuperNet
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData
 from tasks.placement.bundled import BundlePlacements
-from tasks.search.settings import PartitionSettings, RadioSettings
+from tasks.placement.partition.settings import PartitionSettings, RadioSettings
 from tests.support.ir.networks import perturb, small_net
 from tests.support.runtime.bundled import write_plain_bundle
 

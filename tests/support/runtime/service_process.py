@@ -50,12 +50,15 @@ def served(
     *options: str,
     command: Sequence[str] = COMMAND,
     before: Callable[[], None] | None = None,
+    by: Path | None = None,
 ) -> Iterator[Served]:
     """A service on a free port, terminated at the end if it is still there. before: called in its process.
 
-    Its requests have minutes, unless the options say otherwise: this machine is busy, and stands still at times.
+    by: a Unix socket in place of the port. Its requests have minutes, unless the options say otherwise: this machine is busy,
+    and stands still at times.
     """
-    words = [*command, "serve", str(bundle), "--port", "0", "--deadline-ms", "300000", *options]
+    place = ("--port", "0") if by is None else ("--socket", str(by))
+    words = [*command, "serve", str(bundle), *place, "--deadline-ms", "300000", *options]
     environment = os.environ | {TOKEN_VARIABLE: TOKEN}
     with log.open("w") as told:
         process = subprocess.Popen(
@@ -66,12 +69,18 @@ def served(
         line = process.stdout.readline()
         assert line.startswith("service ready: "), f"it has not started: {log.read_text()}"
         url = line.removeprefix("service ready: ").strip()
-        with httpx.Client(base_url=url, headers=AUTHORIZATION, timeout=300) as http:
+        by_port = httpx.Client(base_url=url, headers=AUTHORIZATION, timeout=300) if by is None else None
+        with by_port or by_socket(url.removeprefix("unix:")) as http:
             yield Served(process, url, log, http)
     finally:
         process.terminate()
         process.wait(60)
         process.stdout.close()
+
+
+def by_socket(path: Path | str) -> httpx.Client:
+    """A client of a service's Unix socket."""
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=300)
 
 
 def refused(*words: str) -> str:
@@ -103,6 +112,13 @@ def ask(service: Served, x_NCHW: np.ndarray, **parameters: Any) -> dict[str, Any
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()["parameters"]
     return found
+
+
+def logits_of(http: httpx.Client, x: np.ndarray, **parameters: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    """Logits and parameters of an answer; JSON has all digits of a float32."""
+    answer = http.post(INFER, **body(x, **parameters)).raise_for_status().json()
+    logits = next(one for one in answer["outputs"] if one["name"] == "logits")
+    return np.array(logits["data"], np.float32).reshape(logits["shape"]), answer["parameters"]
 
 
 def error_of(response: httpx.Response) -> str:

@@ -13,7 +13,6 @@ from flows.pipeline.run import Output, Run
 from flows.pipeline.stages.spec import Context
 from flows.pipeline.stages.winners import SEARCH
 from tasks.base.schemas.exports import Exports
-from tasks.base.schemas.placed import JointFront
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.results import BeforeTuning, FinetuneResult
 from tasks.base.schemas.winners import Front
@@ -93,10 +92,6 @@ def test_prefect_tells_of_a_search_with_errors() -> None:
     front = cast("Front", SimpleNamespace(winners=_winners(), uncertainty=KNOWN, refinement=refinement))
     assert pages.front(front)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
     assert pages.front(front)["validation accuracy"] == pages.refined(front)["validation accuracy"] == "50.0 ± 8.6 %"
-    joint = cast(
-        "JointFront", SimpleNamespace(winners=_winners(plan=SimpleNamespace(transfers=())), uncertainty=KNOWN, pieces=1)
-    )
-    assert pages.joint(joint)["predicted accuracy"] == "50.0 ± 1.2 % to 80.0 ± 1.2 %"
     row = front_rows(front)[0]
     assert (row["predicted accuracy"], row["validation accuracy"]) == ("50.0 ± 1.2 %", "50.0 ± 8.6 %")
     assert row["test accuracy"] == "–"

@@ -1,5 +1,5 @@
 """Fixtures of this room, for the tests of this tier."""
 
-from tests.support.runtime.fixtures import adaptable_bundle, copy, impatient, local, plain_bundle
+from tests.support.runtime.fixtures import adaptable_bundle, copy, local, plain_bundle
 
-__all__ = ["adaptable_bundle", "copy", "impatient", "local", "plain_bundle"]
+__all__ = ["adaptable_bundle", "copy", "local", "plain_bundle"]

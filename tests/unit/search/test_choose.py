@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from tasks.base.artifacts import write_json
+from tasks.base.artifacts import read_json, write_json
 from tasks.base.errors import UserError
-from tasks.base.schemas.placed import ChosenSubNet, JointFront, PlacedWinner, PlanRow
+from tasks.base.schemas.placed import ChosenSubNet
 from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Front, Hypervolume, Winner
 from tasks.search.choose import ENOUGH, ROUNDS, WinnerRule, between, cheapest, choose, front, knee, pick, resolve
-from tasks.search.terminal import chosen_tables, comparison_table, front_table, joint_table, placed_tables
+from tasks.search.terminal import chosen_tables, comparison_table, front_table
 
 SHARE = WinnerRule("accuracy_share", 0.9)
 
@@ -103,7 +103,6 @@ def test_accuracies_of_winners_have_errors_and_small_splits_are_named() -> None:
     assert "80.0 ± 4.0 %" in printed(front_table(by_samples)), "an unknown predictor has the split's error"
 
 
-PLAN = PlanRow(bandwidth_mbps=1, latency_ms=1, stays=(), transfers=(), others_ms={})
 CHOSEN = {
     **ROWS[1].to_json(),
     "device": "here",
@@ -124,17 +123,9 @@ def test_a_chosen_subnet_is_told_with_errors() -> None:
     text = printed(chosen_tables({**CHOSEN, "measured_accuracy": 0.84, "indistinct": None}))
     assert "84.0 ± 3.7 % measured" in text
     assert FEW not in text
-    placed = {**CHOSEN, "home_ms": 2.0, "plan": PLAN.to_json(), "coding": "fp32"}
-    assert "80.0 ± 1.2 % predicted base model 90.0 ± 1.5 %" in printed(placed_tables(placed))
 
 
-def test_winners_over_several_devices_and_compared_subnets_have_errors() -> None:
-    more: dict[str, Any] = {"coding": "fp32", "lost_points": 0.0, "home_ms": 1.0, "plan": PLAN}
-    rows = tuple(PlacedWinner(**one.model_dump(exclude_unset=True), **more) for one in ROWS)
-    found = JointFront(devices=("a", "b"), winners=rows, pieces=1, coding_points={}, settings={}, uncertainty=KNOWN)
-    text = printed(joint_table(found))
-    assert "80.0 ± 1.2 %" in text
-    assert FEW in text
+def test_compared_subnets_have_errors() -> None:
     sides = [{**one.to_json(), "word": one.digest, "elsewhere": {}} for one in ROWS[:2]]
     pair = {"device": "here", "uncertainty": KNOWN.to_json(), "first": sides[0], "second": sides[1], "layers": []}
     assert "80.0 ± 1.2 % +30.00 points" in printed(comparison_table(cast("Any", pair)))
@@ -265,6 +256,8 @@ def test_a_file_of_a_chosen_subnet_names_it_and_other_files_are_one_line(tmp_pat
     found = pick(str(file))
     assert (found.kind, found.word) == ("file", str(file))
     assert resolve(found, FOUND, [], "here") == chosen
+    write_json(file, {**read_json(file), "plan": {"latency_ms": 1.0}, "coding": "int8"})
+    assert pick(str(file)).subnet == chosen, "as version 0.16 wrote it for several devices"
     write_json(file, {"version": 2})
     with pytest.raises(UserError, match=r"chosen SubNet '.*fast.json': has version 2, of a later autotailor"):
         pick(str(file))

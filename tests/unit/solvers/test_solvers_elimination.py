@@ -37,9 +37,6 @@ def test_a_chain_with_columns_that_follow_gives_what_its_tables_give(seed: int) 
     code, best, _ = chain.best(np.zeros(1))
     assert best == pytest.approx(gain.max())
     assert chain.value(code)[0] == pytest.approx(best)
-    grouped = Chain(cardinalities, sums[0], sums[1:], derived, groups=[[3, 1], [4], [], [0, 2]])
-    assert [set(grouped.order[:2]), grouped.order[2], set(grouped.order[3:])] == [{1, 3}, 4, {0, 2}]
-    assert grouped.best(np.zeros(1))[1] == pytest.approx(best)
 
 
 def path(blocks: int) -> tuple[list[int], list[Derived]]:

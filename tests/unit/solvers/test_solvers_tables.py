@@ -53,18 +53,6 @@ def test_ascending_columns_and_a_factor_leave_the_function(tables: list[Table]) 
         np.testing.assert_array_equal(values_at([other], every_code()), -2.0 * values_at([table], every_code()))
 
 
-@settings(deadline=None)
-@given(some_tables(), st.integers(0, 3), st.integers(0, 2))
-def test_known_columns_leave_the_function_of_the_others(tables: list[Table], first: int, second: int) -> None:
-    known = {3: first, 1: second}
-    codes = every_code()
-    codes = codes[(codes[:, 3] == first) & (codes[:, 1] == second)]
-    for table in tables:
-        other = table.under(known)
-        assert set(other.columns) == set(table.columns) - known.keys()
-        np.testing.assert_array_equal(values_at([other], codes), values_at([table], codes))
-
-
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, np.bool_])
 def test_values_are_spread_over_a_scope_with_their_own_type(dtype: type[np.generic]) -> None:
     values = np.arange(12).reshape(3, 4).astype(dtype)

@@ -192,24 +192,14 @@ def test_help_has_the_options_of_the_users_own_folder(
             "search.device_limits.pi: no such device; allowed: ncnn, onnxruntime",
         ),
         (
-            ["run", "search.placement=[ncnn]"],
-            r"search: placement: devices: got \[ncnn\]; allowed: two to 6 different names",
+            ["search", "search.placement=[ncnn,onnxruntime]"],
+            "option 'search.placement': has gone; a bundle .* export.bundle=true export.placed=true partition.devices=",
         ),
-        (["run", "search.placement=[ncnn,pi]"], "search.placement: no such device 'pi'; allowed: ncnn, onnxruntime"),
+        (["run", "+search.placement=[ncnn,onnxruntime]"], "option 'search.placement': has gone; a bundle with SubNets"),
         (
-            [
-                "run",
-                "search.placement=[ncnn,onnxruntime]",
-                "search.partition.links={ncnn-pi:{bandwidth_mbps:1,latency_ms:1}}",
-            ],
-            "search: placement: links.ncnn-pi: it joins no two devices; allowed: A-B of ncnn, onnxruntime",
+            ["run", "search.partition.links={ncnn-pi:{bandwidth_mbps:1,latency_ms:1}}"],
+            "option 'search.partition.links': has gone; links and limits .* are options of partition",
         ),
-        (
-            ["run", "search.placement=[ncnn,onnxruntime]", "search.limits.memory_mib=4"],
-            "limits.memory_mib: it is of a SubNet on one device; allowed with placement: parameters, macs, and partition",
-        ),
-        (["run", "search.partition.codings=[fp8]"], "search.partition.codings.0: got 'fp8'; allowed: "),
-        (["run", "search.partition.bandwith_mbps=1"], "did you mean 'search.partition.bandwidth_mbps'?"),
         (
             ["run", "search.together=true", "search.device_budgets_ms={ncnn:[1,2],onnxruntime:[1]}"],
             "search.together: 2 for ncnn, 1 for onnxruntime budgets; allowed: as many for each device",

@@ -250,6 +250,10 @@ def test_the_state_has_what_the_page_shows(service: Served) -> None:
         "no name": (["serve", "{bundle}", "--model-name", "a/b"], "invalid name (letters"),
         "no folder": (["serve", "{bundle}-other"], "bundle-other"),
         "not alone": (["serve", "{bundle}", "--host", "0.0.0.0"], "not a loopback address; it takes --tls-cert"),
+        "no port to bind": (
+            ["serve", "{bundle}", "--socket", "{bundle}/socket", "--host", "0.0.0.0"],
+            "--host: is for clients by TCP, and --socket has none; give --port, too",
+        ),
         "half of TLS": (["serve", "{bundle}", "--tls-cert", "c.pem"], "--tls-cert and --tls-key: one without"),
         "no token": (["serve", "{bundle}", "--token-file", "{bundle}/none"], "cannot be read"),
         "no state": (

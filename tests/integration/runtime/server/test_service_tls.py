@@ -12,7 +12,7 @@ import pytest
 
 import adaptive_runtime
 from tests.integration.agents.test_agents_cli import write_certificate
-from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, body, images, served
+from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, body, by_socket, images, served
 
 TOLERANCE = 1e-5
 
@@ -23,6 +23,7 @@ class Protected(NamedTuple):
     service: Served
     url: str
     certificate: Path
+    socket: Path
 
     def client(self) -> httpx.Client:
         """One that trusts the certificate."""
@@ -34,10 +35,11 @@ class Protected(NamedTuple):
 def protected(plain_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = write_certificate(folder)
-    options = ("--host", "0.0.0.0", "--tls-cert", str(certificate), "--tls-key", str(key))
+    path = folder / "socket"
+    options = ("--host", "0.0.0.0", "--tls-cert", str(certificate), "--tls-key", str(key), "--socket", str(path))
     with served(plain_bundle, folder / "log", *options) as service:
         assert service.url.startswith("https://0.0.0.0:")
-        yield Protected(service, service.url.replace("0.0.0.0", "127.0.0.1"), certificate)
+        yield Protected(service, service.url.replace("0.0.0.0", "127.0.0.1"), certificate, path)
         assert service.lines() == []
 
 
@@ -57,6 +59,11 @@ def test_over_tls_the_token_is_asked_for_too(protected: Protected) -> None:
     with protected.client() as http:
         for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
             assert http.post(INFER, **{**body(images()), "headers": headers}).status_code == 401
+
+
+def test_the_unix_socket_beside_it_needs_neither_tls_nor_the_token(protected: Protected) -> None:
+    with by_socket(protected.socket) as http:
+        assert http.post(INFER, **body(images())).status_code == 200
 
 
 def test_a_client_that_does_not_trust_the_certificate_brings_no_request(protected: Protected) -> None:

@@ -40,10 +40,6 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
             ["device=[onnxruntime,torch]", "partition.devices=[onnxruntime,torch]", "export.placed=true"],
             "export.placed with data.kind=texts: .*home sends images alone to other devices; allowed: false",
         ),
-        (
-            ["device=[onnxruntime,torch]", "search.placement=[onnxruntime,torch]"],
-            r"search.partition.codings with data.kind=texts: .*cannot be rounded .*; allowed: \[fp32\]",
-        ),
         (["base.mixing.cutmix_alpha=1"], "base.mixing with data.kind=texts: .*numbers of words cannot be mixed"),
         (["model.backbone=encoder"], "model.backbone with data.kind=texts: .*of feature maps of images; allowed: null"),
         (["space.exits=auto"], "space.exits with data.kind=texts: .*feature maps of images"),
@@ -82,10 +78,6 @@ def test_options_that_texts_cannot_do_yet_are_one_clear_line(overrides: list[str
         (
             ["partition.devices=[ncnn,onnxruntime]", "export.placed=true"],
             "export.placed with data.kind=seen_and_felt: .*home sends one input to other devices; allowed: false",
-        ),
-        (
-            ["search.placement=[ncnn,onnxruntime]"],
-            r"search.placement with data.kind=seen_and_felt: .*behind one input; allowed: \[\]",
         ),
         (
             ["partition.devices=[ncnn,onnxruntime]"],
