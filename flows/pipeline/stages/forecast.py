@@ -181,7 +181,8 @@ def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:
     found = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]
     if not found:
         return "settings, inputs or code changed"
-    return _changed(*min(found, key=lambda pair: len(pair[0])))
+    names, is_code_changed = min(found, key=lambda pair: len(pair[0]))
+    return _changed(names, is_code_changed)
 
 
 def _changed(settings: Sequence[str], code: bool) -> str:

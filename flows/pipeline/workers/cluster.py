@@ -229,7 +229,7 @@ class _Workers:
         if answer.error:
             raise UserError(self._where, answer.error)
         self._seen_s = time.monotonic()
-        return {digest: Accuracy(*fields) for digest, fields in answer.accuracies.items()}
+        return {digest: Accuracy._make(fields) for digest, fields in answer.accuracies.items()}
 
 
 def _next(done: queue.SimpleQueue[Future[str]]) -> Future[str] | None:

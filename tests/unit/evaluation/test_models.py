@@ -1,5 +1,6 @@
 """Where networks and weights come from, and one clear line for each way it can go wrong."""
 
+import importlib
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tailor_ir import TailorError
 from tasks.base.errors import UserError
 from tasks.data.samples import SampleForm, SeveralInputs, image_form
 from tasks.evaluation.models import ModelSettings, create, needs_training, weights_source
+from tasks.evaluation.models.settings import EARLIER_NAMES, _now_called
 
 PHOTO_AND_NOTE = SeveralInputs({"photo": image_form(3, 32), "note": SampleForm((32,), 900)})
 
@@ -341,3 +343,14 @@ def test_model_cards_name_the_licence_of_published_weights_and_of_no_others(tmp_
         assert "own." in found["weights"]
     own = weights_source(ModelSettings(kind="callable", name="networks:own", checkpoint=None))
     assert own == {"name": "networks:own", "weights": "those that networks:own gives it", "licence": "unknown"}
+
+
+@pytest.mark.parametrize("earlier", EARLIER_NAMES)
+def test_a_network_has_its_earlier_name_for_one_version(earlier: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _now_called.cache_clear()
+    settings = ModelSettings(kind="callable", name=earlier)
+    assert ModelSettings(kind="callable", name=earlier) == settings
+    module, name = settings.name.split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    line = f"autotailor: model.name '{earlier}' is now '{settings.name}'; the next version refuses the old name\n"
+    assert capsys.readouterr().err == line, "said once"
