@@ -83,14 +83,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> report.Sources:
         )
         found = stage("search", lambda out: search.run(asked, out, silent)["here"])
         quick = export.Settings(measure=QUICK, keep_winners=True)
-        exported = stage(
-            "export",
-            lambda out: export.run(
-                export.ExportRequest(settings=quick, supernet=supernet, search=found, data=images),
-                client,
-                Workspace(out=out, progress=silent),
-            ),
-        )
+        wanted = export.ExportRequest(settings=quick, supernet=supernet, search=found, data=images)
+        exported = stage("export", lambda out: export.run(wanted, client, Workspace(out=out, progress=silent)))
     device = report.DeviceSources(
         name="here", profile=profiled, latency=latency, search=found, export=exported, sensitivities=accuracy
     )

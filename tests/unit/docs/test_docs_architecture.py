@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import mlflow  # noqa: F401  asks the system for the processor, which unit tests may not
 
@@ -31,6 +32,15 @@ PATHS = sorted({path for shown in code() for path in PATH.findall(shown) if path
 NAMES = sorted({name for shown in code() for name in DOTTED.findall(shown) if "/" not in shown})
 STAGES = re.findall(r"^\| `([\w/]+)` \| `tasks/", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
 """First cells of the table of stages."""
+PACKAGES = [
+    (folder, name)
+    for table in re.findall(
+        r"^\| package \| content \|\n((?:\|.*\n)+)", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    for folder, content in re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", table, re.MULTILINE)
+    for name in re.findall(r"`([a-z0-9_]+)`", content)
+]
+"""Each package of the tables of packages, with each module that its row names."""
 
 
 def test_the_page_mentions_paths_and_names() -> None:
@@ -45,6 +55,15 @@ def test_the_table_has_every_stage_of_a_run_in_order() -> None:
 
 def test_every_mentioned_path_exists() -> None:
     assert not [path for path in PATHS if not (ROOT / path).exists()]
+
+
+def test_the_rows_of_packages_name_modules_and_packages_in_them() -> None:
+    assert len(PACKAGES) > 200
+    assert not [(folder, name) for folder, name in PACKAGES if not is_module(ROOT / folder / name)]
+
+
+def is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def test_every_mentioned_name_is_that_of_a_module_class_function_or_constant() -> None:

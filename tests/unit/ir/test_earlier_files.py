@@ -26,7 +26,7 @@ def images_BCHW() -> np.ndarray:
 @pytest.mark.parametrize("exit", ["stage.1.block.1", "last"])
 def test_a_supernet_of_an_earlier_version_answers_as_it_did(exit: str, images_BCHW: np.ndarray) -> None:
     net = tailor_ir.load(FILES / "supernet")  # this version also finds a width that 0.16 did not offer
-    net.elastic.activate(net.space.canonical({**net.max_config, "exit": exit}))
+    net.elastic.eval().activate(net.space.canonical({**net.max_config, "exit": exit}))
     with torch.no_grad():
         found = net.elastic(torch.from_numpy(images_BCHW))
     np.testing.assert_allclose(found.numpy(), ANSWERS[exit], rtol=1e-5, atol=1e-6)
