@@ -17,9 +17,8 @@ from functools import cached_property, reduce
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-from solvers.tables import Derived, NotANumber, Table, TooEntangled, Values, spread
+from solvers.tables import Derived, Indices, NotANumber, Table, TooEntangled, Values, spread
 
 LARGEST_TABLE = 4_000_000
 HUBS = 4  # number of most connected variables that an order may begin with
@@ -168,7 +167,6 @@ def _parts(neighbours: Adjacency, undecided: set[int]) -> list[set[int]]:
     return parts
 
 
-Indices = NDArray[np.int64]
 Columns = tuple[int, ...]
 LARGEST_ELIMINATION = 4 * LARGEST_TABLE
 """Maximum number of entries of one elimination; all are in memory at once with the value of each column."""

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.chain import Chain, Elimination
-from solvers.tables import Codes, Infeasible, Undecided, Values
+from solvers.tables import Codes, Indices, Infeasible, Undecided, Values
 
-Rows = NDArray[np.int64]
 MOST_PARTIAL = 200_000  # partial codes without a beam; a quarter with several costs
 SLACK = 1e-12  # relative: sums in another order round differently
 RIVALS = 12  # partial codes that each one is compared with, of each kind
@@ -39,11 +38,11 @@ class Partial:
     Each extends a `parent` (n,), a row of the partial codes before the last elimination, by a `choice` (n,).
     """
 
-    state: Rows
+    state: Indices
     gain: Values
     costs: Values
-    parent: Rows
-    choice: Rows
+    parent: Indices
+    choice: Indices
 
     @classmethod
     def start(cls, constraints: int) -> "Partial":
@@ -51,7 +50,7 @@ class Partial:
         none = np.zeros(1, np.int64)
         return cls(none, np.zeros(1), np.zeros((constraints, 1)), none, none)
 
-    def take(self, rows: Rows | NDArray[np.bool_]) -> "Partial":
+    def take(self, rows: Indices | NDArray[np.bool_]) -> "Partial":
         """The partial codes of some rows."""
         return Partial(self.state[rows], self.gain[rows], self.costs[:, rows], self.parent[rows], self.choice[rows])
 
@@ -74,7 +73,7 @@ class Passage:
         """The complete codes that the last elimination left; None if an earlier elimination left none."""
         return self.kept[-1] if len(self.kept) == len(self.chain.eliminations) else None
 
-    def codes(self, rows: Rows) -> Codes:
+    def codes(self, rows: Indices) -> Codes:
         """Codes (n, V) of some rows (n,) of the complete codes."""
         codes = np.zeros((len(rows), self.chain.variables), np.int64)
         for each, partial in zip(reversed(self.chain.eliminations), reversed(self.kept), strict=True):
@@ -154,7 +153,7 @@ def _extended(each: Elimination, partial: Partial) -> Partial:
     )
 
 
-def _undominated(partial: Partial) -> Rows:
+def _undominated(partial: Partial) -> Indices:
     """Rows that no other row in the same state dominates: at least the same gain at no higher cost. For a single cost."""
     order = np.lexsort((-partial.gain, partial.costs[0], partial.state))
     state, gain = partial.state[order], partial.gain[order]
@@ -165,7 +164,7 @@ def _undominated(partial: Partial) -> Rows:
     return order[first | (lifted > best_before)]
 
 
-def _less_dominated(partial: Partial, promise: Values) -> Rows:
+def _less_dominated(partial: Partial, promise: Values) -> Indices:
     """Rows without most of the dominated ones: another row in the state has at least the gain, and no higher cost of any kind.
 
     The other row is sought among the most promising rows of the state, and among slightly more promising ones.
@@ -184,7 +183,7 @@ def _less_dominated(partial: Partial, promise: Values) -> Rows:
     return order[~dominated]
 
 
-def _thinned(partial: Partial, width: Values) -> Rows:
+def _thinned(partial: Partial, width: Values) -> Indices:
     """For each state and interval of costs of `width` (K,), the row with the largest gain."""
     intervals = np.floor(partial.costs / width[:, None]).astype(np.int64)
     order = np.lexsort((partial.gain, *intervals, partial.state))

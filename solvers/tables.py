@@ -43,6 +43,7 @@ class Undecided(Infeasible):
 
 
 Codes = NDArray[np.int64]
+Indices = NDArray[np.int64]
 Values = NDArray[np.float64]
 ENTRIES = 4096  # of a merged table: 32 KiB
 CHUNK = 8192  # codes at a time, so that their positions fit in a cache

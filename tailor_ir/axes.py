@@ -13,6 +13,9 @@ from math import prod
 
 import numpy as np
 
+FLOAT_BYTES = 4
+"""Size of a float32 [bytes]."""
+
 
 @dataclass(frozen=True, eq=False)
 class Axis:

@@ -1,4 +1,4 @@
-"""Shares: numbers from 0 to 1.
+"""Types of bounded numbers. Shares: numbers from 0 to 1.
 
 Recursive least squares with forgetting, for several targets at once.
 
@@ -6,16 +6,21 @@ Without data all coefficients are 0; the first data compete with this prior, who
 feature. A step takes O(T · P²). Legend: T targets, P features.
 """
 
+from typing import Annotated
+
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
+
+from adaptive_runtime.base.arrays import Values
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 def clipped_share(value: float) -> float:
     """The value clipped to 0 to 1."""
     return min(1.0, max(0.0, value))
-
-
-Values = NDArray[np.float64]
 
 
 class RecursiveLeastSquares:

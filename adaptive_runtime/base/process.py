@@ -1,11 +1,12 @@
 """The share of the processor that this process has beside others: its niceness, from −20 (first) to 19 (last).
 
-Memory of this process, as the system counts it.
+Memory of this process, as the system counts it. The start of child processes.
 """
 
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -68,3 +69,13 @@ def give_back() -> None:
     """Return freed memory to the system if the C library keeps it: after loading a network, as much as its weights."""
     if (trim := _trim()) is not None:
         trim(0)
+
+
+PACKAGES = str(Path(__file__).resolve().parents[2])
+"""The folder from which a child imports this package."""
+
+
+def child_process(module: str, order: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a Python process that runs a module of this package. order: its argument."""
+    path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
+    return [sys.executable, "-P", "-m", module, order], {**os.environ, "PYTHONPATH": path}

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.files import FileMessage
 
-Values = NDArray[np.float64]
 ROUNDING = 1e-12
 
 

@@ -1,10 +1,8 @@
 """A search in a separate process, which can be paused, stopped at any moment, and resumed."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.process import child_process
 from adaptive_runtime.local_search.child import SearchOrder
 from adaptive_runtime.local_search.proposals import LocalSearchSettings
-
-LAST_LINE = 300
-PACKAGES = str(Path(__file__).resolve().parents[2])
-"""The folder from which the child imports this package."""
+from adaptive_runtime.pool.prepared import LAST_LINE
 
 
 class BackgroundSearch:
@@ -50,9 +46,8 @@ class BackgroundSearch:
             settings=settings,
             niceness=niceness,
         )
-        command = [sys.executable, "-P", "-m", "adaptive_runtime.local_search.child", order.model_dump_json()]
-        path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        command, environment = child_process("adaptive_runtime.local_search.child", order.model_dump_json())
+        environment["OMP_NUM_THREADS"] = "1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
         self.folder, self._tell, self._error = order.folder, tell, ""

@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES, Array, Values
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage, replace_file
 from adaptive_runtime.base.process import give_back, resident_mib
 from adaptive_runtime.bundle.bundles import BlocksManifest, OpenBundle
 from adaptive_runtime.bundle.chains import session_options
-from adaptive_runtime.local_search.space import Array, Floats, PrefixTree, RunCounts, SegmentPath
+from adaptive_runtime.local_search.space import PrefixTree, RunCounts, SegmentPath
 from profiling_agents.messages import MIB, Digest, Message
 
 ALLOWED = "x float32 (N, C, H, W), prepared as blocks.json says; y whole numbers (N,), or none"
@@ -90,7 +91,6 @@ def _archive(source: Path | IO[bytes]) -> tuple[np.ndarray, np.ndarray | None]:
         return arrays["x"], arrays.get("y")
 
 
-FLOAT_BYTES = 4
 LOADING = 4.0
 """Upper limit of the memory for loading a session, in multiples of its weights.
 
@@ -180,7 +180,7 @@ class OwnEvaluation:
         sessions: SegmentSessions,
         blocks: BlocksManifest,
         data: OwnImages,
-        ms_E: Floats,
+        ms_E: Values,
         kept_mib: float = LEAST_KEPT_MIB,
     ) -> None:
         self.blocks, self.data = blocks, data
@@ -235,10 +235,10 @@ class OwnEvaluation:
         return max(1, min(fitting, MOST_CHUNK) // self._batch) * self._batch
 
 
-def _losses(logits_NK: Array, labels_N: NDArray[np.int64]) -> Floats:
+def _losses(logits_NK: Array, labels_N: NDArray[np.int64]) -> Values:
     """The cross-entropy of each sample."""
     shifted_NK = logits_NK.astype(np.float64) - logits_NK.max(1, keepdims=True)
-    found: Floats = np.log(np.exp(shifted_NK).sum(1)) - shifted_NK[np.arange(len(labels_N)), labels_N]
+    found: Values = np.log(np.exp(shifted_NK).sum(1)) - shifted_NK[np.arange(len(labels_N)), labels_N]
     return found
 
 
@@ -333,7 +333,7 @@ class SegmentLatencies(FileMessage):
     took_s: float
 
     @property
-    def ms_E(self) -> Floats:
+    def ms_E(self) -> Values:
         """The medians as an array (E,)."""
         return np.array(self.p50_ms)
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from pydantic import Field
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.local_search.evaluation import PathScore
 from adaptive_runtime.local_search.space import (
-    Floats,
     LatencyRange,
     SegmentPath,
     SegmentSpace,
@@ -51,7 +51,7 @@ class AdditiveModel:
     which lose nothing. largest: the score of the largest SubNet. images: their number.
     """
 
-    def __init__(self, losses_E: Floats, own_E: np.ndarray, largest: PathScore, images: int) -> None:
+    def __init__(self, losses_E: Values, own_E: np.ndarray, largest: PathScore, images: int) -> None:
         self._largest, self._images = largest, images
         known = losses_E[~own_E & ~np.isnan(losses_E)]
         fallback = float(known.mean()) if len(known) else UNKNOWN_LOSS
@@ -80,16 +80,16 @@ class AdditiveModel:
             self._offset = float(beyond.mean())
             self.residual_variance = max(float(beyond.var()), BEYOND_SUM[0] ** 2)
 
-    def _lost(self, scores: Sequence[PathScore]) -> Floats:
+    def _lost(self, scores: Sequence[PathScore]) -> Values:
         """Loss of accuracy of SubNets against the largest one, estimated from their cross-entropy (n,)."""
         excess = np.array([one.loss for one in scores]) - self._largest.loss
         lost = self._largest.accuracy - np.array([one.accuracy for one in scores])
         told = len(scores) >= FEWEST and bool(excess.any())
         rate = max(LEAST_RATE, float(excess @ lost / (excess @ excess))) if told else FIRST_RATE
-        found: Floats = rate * excess
+        found: Values = rate * excess
         return found
 
-    def draw(self, rng: np.random.Generator) -> Floats:
+    def draw(self, rng: np.random.Generator) -> Values:
         """Random losses of segments (E,), drawn from the current distribution."""
         found = self.mean_E.copy()
         found[self._free] += self._spread_FF @ rng.standard_normal(len(self._free))
@@ -99,14 +99,14 @@ class AdditiveModel:
         """The accuracy of a SubNet by the sum of mean losses."""
         return self._largest.accuracy + self._offset - float(self.mean_E[list(path)].sum())
 
-    def improvement(self, paths: Sequence[SegmentPath], best: float) -> Floats:
+    def improvement(self, paths: Sequence[SegmentPath], best: float) -> Values:
         """Expected improvement of each SubNet over `best`; lower accuracies count as zero improvement, (n,)."""
         known_nF = self._features(paths) @ self._spread_FF
         deviation_n = np.sqrt((known_nF**2).sum(1) + self.residual_variance)
         above_n = (np.array([self.predicted(path) for path in paths]) - best) / deviation_n
         density_n = np.exp(-(above_n**2) / 2) / math.sqrt(2 * math.pi)
         below_n = np.array([math.erfc(-one / math.sqrt(2)) / 2 for one in above_n])
-        found: Floats = deviation_n * (above_n * below_n + density_n)
+        found: Values = deviation_n * (above_n * below_n + density_n)
         return found
 
     def combined(self, path: SegmentPath, measured: float) -> float:
@@ -119,13 +119,13 @@ class AdditiveModel:
         share = self.residual_variance / (self.residual_variance + of_count)
         return share * measured + (1 - share) * self.predicted(path)
 
-    def _evidence(self, features_nF: Floats, left: Floats, scale: float, deviation: float) -> float:
+    def _evidence(self, features_nF: Values, left: Values, scale: float, deviation: float) -> float:
         """The log-likelihood of the measurements, up to a constant."""
         known_nF = features_nF * (scale * self._deviation_F)
         root = np.linalg.cholesky(known_nF @ known_nF.T + deviation**2 * np.eye(len(left)))
         return -float((np.linalg.solve(root, left) ** 2).sum()) / 2 - float(np.log(np.diag(root)).sum())
 
-    def _features(self, paths: Sequence[SegmentPath]) -> Floats:
+    def _features(self, paths: Sequence[SegmentPath]) -> Values:
         found = np.zeros((len(paths), len(self._prior_E)))
         for row, path in enumerate(paths):
             found[row, list(path)] = 1.0
@@ -156,7 +156,7 @@ class LocalSearchSettings(Message):
 class Proposer:
     """Proposes SubNets within a budget. ms_E: latencies [ms]. model: fitted again for each generation."""
 
-    def __init__(self, space: SegmentSpace, ms_E: Floats, model: AdditiveModel, settings: LocalSearchSettings) -> None:
+    def __init__(self, space: SegmentSpace, ms_E: Values, model: AdditiveModel, settings: LocalSearchSettings) -> None:
         self.space, self.ms, self.model, self.settings = space, ms_E, model, settings
         budget_ms = settings.budget_ms
         self.range = LatencyRange(space, ms_E, budget_ms * (1 - settings.range_share), budget_ms)

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES, Values
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.process import resident_mib
 from adaptive_runtime.bundle.bundles import (
@@ -26,7 +27,6 @@ from adaptive_runtime.bundle.bundles import (
 )
 from adaptive_runtime.bundle.bundles.manifest import HERE
 from adaptive_runtime.local_search.evaluation import (
-    FLOAT_BYTES,
     LEAST_KEPT_MIB,
     EvaluatedPath,
     OwnEvaluation,
@@ -41,7 +41,7 @@ from adaptive_runtime.local_search.evaluation import (
     write_whole,
 )
 from adaptive_runtime.local_search.proposals import AdditiveModel, LocalSearchSettings, Proposer
-from adaptive_runtime.local_search.space import Floats, SegmentPath, SegmentSpace, best_front, latency_ms
+from adaptive_runtime.local_search.space import SegmentPath, SegmentSpace, best_front, latency_ms
 from adaptive_runtime.pool import SubNetPool, Variant
 from profiling_agents.messages import MIB
 
@@ -56,7 +56,7 @@ def found_subnets(
     accuracies: Mapping[SegmentPath, float],
     evaluation: OwnEvaluation,
     sessions: SegmentSessions,
-    ms_E: Floats,
+    ms_E: Values,
 ) -> FoundSubNets:
     """SubNets by their paths, timed again as they are served, beside those of the bundle on the same images."""
     rows = []
@@ -78,7 +78,7 @@ def _row(
     path: SegmentPath,
     accuracy: float,
     sessions: SegmentSessions,
-    ms_E: Floats,
+    ms_E: Values,
 ) -> BundledSubNet:
     segments = [blocks.segments[number] for number in path]
     config = blocks.config_of(path)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array, Values
 from adaptive_runtime.bundle.bundles import BlocksManifest
 
 SegmentPath = tuple[int, ...]
-Floats = NDArray[np.float64]
 CELLS = 2048
 MOST_TRIES = 50
 """Draws for one path in a range; paths outside it are rejected. The cells keep rejections rare."""
@@ -101,7 +101,7 @@ class Labels(NamedTuple):
     before: NDArray[Any]
 
 
-def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: float) -> list[SegmentPath]:
+def best_front(space: SegmentSpace, scores_E: Values, ms_E: Values, budget_ms: float) -> list[SegmentPath]:
     """The exact Pareto front of paths within a budget by latency and sum of scores, rising in both.
 
     Empty if the fastest path takes longer. A partial path is dropped if another one is as fast and scores as much, or if its
@@ -122,7 +122,7 @@ def best_front(space: SegmentSpace, scores_E: Floats, ms_E: Floats, budget_ms: f
     return [_path(space, found, place) for place in range(len(found[-1].ms))]
 
 
-def _fastest(space: SegmentSpace, ms_E: Floats) -> Floats:
+def _fastest(space: SegmentSpace, ms_E: Values) -> Values:
     """The latency of the fastest path from each boundary to the output [ms], (B,)."""
     found = np.zeros(space.last + 1)
     for boundary in reversed(range(space.last)):
@@ -153,7 +153,7 @@ class LatencyRange:
     Latencies are counted in cells, rounded down. All paths of the range are among the drawn ones; the others are rejected.
     """
 
-    def __init__(self, space: SegmentSpace, ms_E: Floats, least_ms: float, most_ms: float) -> None:
+    def __init__(self, space: SegmentSpace, ms_E: Values, least_ms: float, most_ms: float) -> None:
         self.space, self.ms, self.least_ms, self.most_ms = space, ms_E, least_ms, most_ms
         cell_ms = most_ms / CELLS
         self._cells = np.floor(ms_E / cell_ms).astype(int)
@@ -195,7 +195,7 @@ class LatencyRange:
         return tuple(found)
 
 
-def latency_ms(path: SegmentPath, ms_E: Floats) -> float:
+def latency_ms(path: SegmentPath, ms_E: Values) -> float:
     """The sum of the latencies of a path's segments [ms]."""
     return float(ms_E[list(path)].sum())
 
@@ -219,13 +219,12 @@ def mutated(
     return min(repaired, key=lambda one: abs(latency_ms(one, within.ms) - now_ms), default=None)
 
 
-def _drawn(weights: Floats, rng: np.random.Generator) -> int:
+def _drawn(weights: Values, rng: np.random.Generator) -> int:
     """A position, drawn with a probability proportional to its weight."""
     sums = np.cumsum(weights)
     return int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
 
 
-Array = NDArray[np.float32]
 RunSegment = Callable[[int, Array], Array]
 """Output of a segment for one batch."""
 TIME_ANYWAY = 1.0
@@ -257,7 +256,7 @@ class PrefixTree:
     cap_bytes: limit of kept features; features beyond it are computed again.
     """
 
-    def __init__(self, run: RunSegment, ms_E: Floats, cap_bytes: float = np.inf) -> None:
+    def __init__(self, run: RunSegment, ms_E: Values, cap_bytes: float = np.inf) -> None:
         self._run, self._ms, self._cap_bytes = run, ms_E, cap_bytes
         self.counts = RunCounts()
 
@@ -299,7 +298,7 @@ class PrefixTree:
         self.counts.alone_ms += batches * float(self._ms[list(path)].sum())
 
 
-def most_for_time(paths: Sequence[SegmentPath], worth: Floats, ms_E: Floats, most: int) -> list[SegmentPath]:
+def most_for_time(paths: Sequence[SegmentPath], worth: Values, ms_E: Values, most: int) -> list[SegmentPath]:
     """Greedy choice: the first SubNet, then up to `most` in all, each time the one with the most worth per added time.
 
     worth (n,): of each SubNet. A SubNet adds the time of the segments that no chosen one reaches by the same path. TIME_ANYWAY

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.weight_options import WeightsState
 from adaptive_runtime.bundle.bundles import BundledNet, BundledSubNet, BundleFormat
@@ -124,7 +125,6 @@ UPSCALES: Mapping[str, int] = MappingProxyType(
     {RESTORATION: 1, **{f"super_resolution_x{upscale}": upscale for upscale in range(2, 9)}}
 )
 """Factor of height and width from given to returned images, for each problem that returns images."""
-Array = NDArray[np.float32]
 
 
 class DecodedAnswers(NamedTuple):

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.bundle.chains import text_of
@@ -36,7 +37,7 @@ Chooser = Callable[[ModelState], Variant | None]
 """Chooses the variant to serve before a request is answered; None: no change. One call at a time."""
 
 
-class DeployedModel:
+class DeployedModel(Closing):
     """A bundle that answers. Several threads may call `infer` while another one calls `use`.
 
     serving: the first variant. chooser: asked before each request; may be set at any time. adaptation: decides if there is no
@@ -220,14 +221,6 @@ class DeployedModel:
                 stack.callback(self.adaptation.stop)
             stack.callback(self._wait_for_requests)
             stack.callback(self._served.stop)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _answer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None, start_ns: int) -> ModelAnswer:
         if self.chooser is not None:

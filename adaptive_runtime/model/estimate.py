@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.policy import ChoiceLimits, LoadFactors, VariantTable
 from adaptive_runtime.policy.inputs import deviations, quantile_of
 from adaptive_runtime.state.slowdown import SlowDown
@@ -110,7 +111,6 @@ NOTICEABLE = 0.01
 ASKED_AGAIN_S = 1.0
 """Time [s] without any request after which factors become less certain."""
 LEAST_DEVIATIONS = 0.5
-Values = NDArray[np.float64]
 
 
 class LoadEstimate:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.devices import HOME, DeviceAddress
 from adaptive_runtime.base.errors import NotBackError
 from adaptive_runtime.offload.links import MeasuredLink, SharedLink
@@ -128,7 +129,6 @@ def _link(link: MeasuredLink) -> str:
     return f"{' and '.join(ways)} Mbit/s, round trip {round_trip}"
 
 
-Array = NDArray[np.float32]
 WAITED = 0.95
 """Share of a budget that the coordinator waits at most: the rest is for returning the answer of the fallback."""
 

@@ -10,16 +10,16 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import Field, PlainSerializer, ValidationError
 
+from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.numbers import NotNegative, Share
 from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, VariantTable
 from profiling_agents.messages import Digest, Message, one_line
 
-Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
 Step = Literal["start", "stay", "down", "up", "hurry"]
 
 
@@ -140,7 +140,7 @@ class LogSection(NamedTuple):
     decisions: list[LoggedDecision]
 
 
-class DecisionLog:
+class DecisionLog(Closing):
     """Appends a section to a log; a line is in the file when `append` returns. policy: the text of rules."""
 
     def __init__(self, file: Path, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
@@ -166,12 +166,6 @@ class DecisionLog:
         """Close the file, even if the disk is full."""
         with suppress(OSError):
             self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_log(file: Path) -> list[LogSection]:

@@ -18,11 +18,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import read_bytes, replace_file
+from adaptive_runtime.base.numbers import NotNegative, Positive, Share
 from profiling_agents.messages import Message, one_line
 
-Column = tuple[Annotated[float, Field(ge=0)], ...]
-Positives = tuple[Annotated[float, Field(gt=0)], ...]
-Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
+Column = tuple[NotNegative, ...]
+Positives = tuple[Positive, ...]
+Shares = tuple[Share, ...]
 OPTIONAL = ("latency_error", "energy_mj", "memory_mib", "load_class")
 AGAIN = "make the table again"
 
@@ -128,8 +129,6 @@ ROOM_STEPS = 10
 """Steps within one deviation."""
 LEAST_SHARE = 1e-3
 """Share of the budget for a request that has none left."""
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 MeanAndDeviation = tuple[Positive, NotNegative]
 
 

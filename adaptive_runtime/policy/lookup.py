@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.policy.inputs import (
     ChoiceLimits,
@@ -32,7 +33,6 @@ from adaptive_runtime.policy.inputs import (
 MOST_ERRORS = 4
 MOST_LEVELS = 64
 """Limit of distinct errors among which the kept ones are found; of more, quantiles are taken."""
-Values = NDArray[np.float64]
 
 
 def rounded_errors(error_V: Values) -> Values:

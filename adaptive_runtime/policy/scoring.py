@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, VariantTable
 from adaptive_runtime.policy.lookup import NONE, FoundVariant, LeastCost, MostAccurate, Objective, VariantLookUp
@@ -70,7 +71,6 @@ class BatteryMu:
 Criterion = Literal["accuracy", "energy", "latency", "memory"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 WHERE = "objective"
-Values = NDArray[np.float64]
 
 
 class CriterionWeights(NamedTuple):
@@ -134,7 +134,6 @@ MOST_RATIO = 0.1
 MOST_PREFERENCE = 9
 SCALE = tuple(1 / value for value in range(MOST_PREFERENCE, 1, -1)) + tuple(map(float, range(1, MOST_PREFERENCE + 1)))
 WHERE_PREFERENCES = "preferences"
-Matrices = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class PairwisePreferences:
         return CriterionWeights(**dict(zip(self.criteria, shares_N, strict=True)))
 
     @property
-    def _matrix(self) -> Matrices:
+    def _matrix(self) -> Values:
         return _reciprocal(len(self.criteria), self.upper)
 
     def _refuse(self) -> None:
@@ -210,7 +209,7 @@ def told(value: float) -> str:
     return f"1/{1 / value:.3g}" if value < 1 else f"{value:.3g}"
 
 
-def _reciprocal(count: int, upper: tuple[float, ...]) -> Matrices:
+def _reciprocal(count: int, upper: tuple[float, ...]) -> Values:
     matrix = np.ones((count, count))
     rows, columns = np.triu_indices(count, 1)
     matrix[rows, columns] = upper
@@ -218,7 +217,7 @@ def _reciprocal(count: int, upper: tuple[float, ...]) -> Matrices:
     return matrix
 
 
-def _ratios_M(matrices_MNN: Matrices) -> NDArray[np.float64]:
+def _ratios_M(matrices_MNN: Values) -> NDArray[np.float64]:
     """Consistency ratios (M,): (largest eigenvalue - N) / (N - 1), over that of random matrices."""
     count = matrices_MNN.shape[-1]
     if not RANDOM_INDEX[count]:

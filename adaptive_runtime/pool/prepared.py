@@ -7,18 +7,17 @@ forms exist.
 
 import hashlib
 import json
-import os
 import platform
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from adaptive_runtime.base.files import json_of, sha256_of
+from adaptive_runtime.base.process import child_process
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
 from profiling_agents.messages import RuntimeSettings
@@ -78,8 +77,6 @@ class Beside:
 FOLDER = "prepared"
 DIGESTS_FILE = "digests.json"
 DIGITS = 32
-PACKAGES = str(Path(__file__).resolve().parents[2])
-"""The folder from which the child imports this package."""
 MOST_S = 600
 LAST_LINE = 300
 Names = tuple[str, ...]
@@ -157,9 +154,7 @@ class PreparedFiles:
             raise PreparationError(f"'{self.folder}' cannot be written ({error.strerror})") from error
 
     def _run(self, order: PreparationOrder) -> None:
-        command = [sys.executable, "-P", "-m", "adaptive_runtime.pool.preparing", order.model_dump_json()]
-        path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path}
+        command, environment = child_process("adaptive_runtime.pool.preparing", order.model_dump_json())
         pipe = subprocess.PIPE
         with subprocess.Popen(
             command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat, NetFigures, OpenBundle
 from adaptive_runtime.bundle.chains import (
@@ -218,7 +219,6 @@ def failure(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-Array = NDArray[np.float32]
 Found = TypeVar("Found")
 Work = Callable[..., Found]
 STACK_FRAME = re.compile(r" in SubNet (\S+) in (\S+)\n")

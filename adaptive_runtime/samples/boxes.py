@@ -20,10 +20,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array, Integers
 from adaptive_runtime.base.errors import AdaptiveError
 
 Size = tuple[int, int]
-Floats = NDArray[np.float32]
 
 
 def grids_of(size: Size, strides: Sequence[int]) -> tuple[Size, ...]:
@@ -34,7 +34,7 @@ def grids_of(size: Size, strides: Sequence[int]) -> tuple[Size, ...]:
 
 def pyramid_anchors(
     grids: Sequence[Size], size: Size, sides_px: Sequence[Sequence[int]], ratios: Sequence[float]
-) -> Floats:
+) -> Array:
     """(P, 4) around the corners of cells, with fixed sides for each grid.
 
     ratios: height over width. Shapes at a position are ordered by ratio, then by side; their half sides are rounded. Source:
@@ -58,7 +58,7 @@ def pyramid_anchors(
 
 def default_boxes(
     grids: Sequence[Size], size: Size, ratios: Sequence[float], least_scale: float, largest_scale: float
-) -> Floats:
+) -> Array:
     """(P, 4) around the centres of cells, with one scale per grid, as a share of the image.
 
     ratios: width over height, each also inverted, besides two squares. Source: SSD (ECCV 2016) §2.2.
@@ -83,7 +83,7 @@ def default_boxes(
     return np.concatenate(found)
 
 
-def _lattice(y_H: Floats, x_W: Floats) -> Floats:
+def _lattice(y_H: Array, x_W: Array) -> Array:
     """Grid (H, W, 2) of coordinates (x, y)."""
     x_HW, y_HW = np.meshgrid(x_W, y_H)
     return np.stack([x_HW, y_HW], -1)
@@ -107,9 +107,9 @@ class DetectionHead:
     strides: tuple[int, ...]
     shapes: int
     has_centreness: bool
-    anchors: Callable[[Sequence[Size], Size], Floats]
-    boxes: Callable[[Floats, Floats], Floats]
-    scores: Callable[[Floats], Floats]
+    anchors: Callable[[Sequence[Size], Size], Array]
+    boxes: Callable[[Array, Array], Array]
+    scores: Callable[[Array], Array]
     first_class: int
     by_class: bool
     least_score: float
@@ -125,7 +125,7 @@ class DetectionHead:
         """Sizes of the feature maps of an image of (height, width)."""
         return grids_of(size, self.strides)
 
-    def anchors_of(self, size: Size) -> Floats:
+    def anchors_of(self, size: Size) -> Array:
         """The anchors (P, 4) [px] of an image of (height, width)."""
         return self.anchors(self.grids(size), size)
 
@@ -148,7 +148,7 @@ class DetectionHead:
         return size
 
 
-def regressed(codes_P4: Floats, anchors_P4: Floats, *, weights: tuple[float, float]) -> Floats:
+def regressed(codes_P4: Array, anchors_P4: Array, *, weights: tuple[float, float]) -> Array:
     """Boxes from shifts relative to an anchor's sides and logarithms of growth. weights: of shifts, of growth.
 
     Source: R-CNN (CVPR 2014), appendix C.
@@ -162,34 +162,34 @@ def regressed(codes_P4: Floats, anchors_P4: Floats, *, weights: tuple[float, flo
     return np.concatenate([centre_P2 - half_P2, centre_P2 + half_P2], 1)
 
 
-def distant(codes_P4: Floats, anchors_P4: Floats) -> Floats:
+def distant(codes_P4: Array, anchors_P4: Array) -> Array:
     """Boxes from the distances of their edges to an anchor's centre, in units of its sides. Source: FCOS (ICCV 2019) §3.1."""
     sides_P2 = anchors_P4[:, 2:] - anchors_P4[:, :2]
     centre_P2 = np.float32(0.5) * (anchors_P4[:, :2] + anchors_P4[:, 2:])
     return np.concatenate([centre_P2 - codes_P4[:, :2] * sides_P2, centre_P2 + codes_P4[:, 2:] * sides_P2], 1)
 
 
-def sigmoid(values: Floats) -> Floats:
+def sigmoid(values: Array) -> Array:
     """Elementwise sigmoid without overflow."""
     small = np.exp(-np.abs(values))
-    found: Floats = np.where(values >= 0, 1, small).astype(np.float32) / (1 + small)
+    found: Array = np.where(values >= 0, 1, small).astype(np.float32) / (1 + small)
     return found
 
 
-def _softmax(raw_PC: Floats) -> Floats:
+def _softmax(raw_PC: Array) -> Array:
     logits_PK = raw_PC[:, :-4]
     powers_PK = np.exp(logits_PK - logits_PK.max(-1, keepdims=True))
-    found: Floats = powers_PK / powers_PK.sum(-1, keepdims=True)
+    found: Array = powers_PK / powers_PK.sum(-1, keepdims=True)
     return found
 
 
-def _each(raw_PC: Floats) -> Floats:
+def _each(raw_PC: Array) -> Array:
     return sigmoid(raw_PC[:, :-4])
 
 
-def _centred(raw_PC: Floats) -> Floats:
+def _centred(raw_PC: Array) -> Array:
     """The geometric mean of class probability and centre-ness."""
-    found: Floats = np.sqrt(sigmoid(raw_PC[:, :-5]) * sigmoid(raw_PC[:, -1:]))
+    found: Array = np.sqrt(sigmoid(raw_PC[:, :-5]) * sigmoid(raw_PC[:, -1:]))
     return found
 
 
@@ -253,34 +253,33 @@ def head_of(name: str) -> DetectionHead:
     return HEADS[name]
 
 
-Integers = NDArray[np.int64]
 BLOCK = 64
 """Number of boxes that are compared with each other at once."""
 
 
-def areas(boxes_N4: Floats) -> Floats:
+def areas(boxes_N4: Array) -> Array:
     """Areas (N,) of boxes."""
     return (boxes_N4[:, 2] - boxes_N4[:, 0]) * (boxes_N4[:, 3] - boxes_N4[:, 1])
 
 
-def intersections(boxes_N4: Floats, others_M4: Floats) -> Floats:
+def intersections(boxes_N4: Array, others_M4: Array) -> Array:
     """Areas (N, M) of the intersections."""
     left_N1, top_N1, right_N1, bottom_N1 = boxes_N4.T[:, :, None]
     left_1M, top_1M, right_1M, bottom_1M = others_M4.T[:, None]
     width_NM = np.minimum(right_N1, right_1M) - np.maximum(left_N1, left_1M)
     height_NM = np.minimum(bottom_N1, bottom_1M) - np.maximum(top_N1, top_1M)
-    found_NM: Floats = np.maximum(width_NM, 0) * np.maximum(height_NM, 0)
+    found_NM: Array = np.maximum(width_NM, 0) * np.maximum(height_NM, 0)
     return found_NM
 
 
-def iou(boxes_N4: Floats, others_M4: Floats) -> Floats:
+def iou(boxes_N4: Array, others_M4: Array) -> Array:
     """Intersection over union (N, M), in [0, 1]; 0 for two boxes without area."""
     both_NM = intersections(boxes_N4, others_M4)
     either_NM = areas(boxes_N4)[:, None] + areas(others_M4)[None] - both_NM
     return np.divide(both_NM, either_NM, out=np.zeros_like(both_NM), where=either_NM > 0)
 
 
-def suppressed(boxes_N4: Floats, scores_N: Floats, classes_N: Integers, most_iou: float, most: int) -> Integers:
+def suppressed(boxes_N4: Array, scores_N: Array, classes_N: Integers, most_iou: float, most: int) -> Integers:
     """Indices of the boxes that stay, best score first: `most` at most, no two of one class with an IoU above `most_iou`.
 
     A box is dropped if a better box of its class stays; of two with the same score the first is better.
@@ -302,7 +301,7 @@ def suppressed(boxes_N4: Floats, scores_N: Floats, classes_N: Integers, most_iou
 
 
 def _same_object(
-    boxes_N4: Floats, classes_N: Integers, some: Integers, others: Integers, most_iou: float
+    boxes_N4: Array, classes_N: Integers, some: Integers, others: Integers, most_iou: float
 ) -> NDArray[np.bool_]:
     """Pairs of boxes, by their indices, that belong to one object: (some, others)."""
     same = classes_N[some][:, None] == classes_N[others][None]
@@ -313,12 +312,12 @@ def _same_object(
 class Detections:
     """Detections of one image, the highest score first. boxes: (x0, y0, x1, y1) [px], inside the image. scores: in [0, 1]."""
 
-    boxes_N4: Floats
-    scores_N: Floats
+    boxes_N4: Array
+    scores_N: Array
     classes_N: Integers
 
 
-def detect(head: DetectionHead, raw_BPC: Floats, size: Size) -> list[Detections]:
+def detect(head: DetectionHead, raw_BPC: Array, size: Size) -> list[Detections]:
     """The detections of each image.
 
     raw_BPC: raw output of the network, in the layout of `heads`. size: (height, width) [px] of the network's input. The
@@ -342,7 +341,7 @@ def check_raw(head: DetectionHead, shape: tuple[int, ...], size: Size) -> None:
         )
 
 
-def _detected(head: DetectionHead, raw_PC: Floats, anchors_P4: Floats, size: Size) -> Detections:
+def _detected(head: DetectionHead, raw_PC: Array, anchors_P4: Array, size: Size) -> Detections:
     """The detections of one image."""
     scores_PK = head.scores(raw_PC)
     places_N, classes_N = (
@@ -356,14 +355,14 @@ def _detected(head: DetectionHead, raw_PC: Floats, anchors_P4: Floats, size: Siz
     return Detections(boxes_N4=boxes_N4[kept], scores_N=scores_N[kept], classes_N=classes_N[kept])
 
 
-def _best_of_each_class(head: DetectionHead, scores_PK: Floats) -> tuple[Integers, Integers]:
+def _best_of_each_class(head: DetectionHead, scores_PK: Array) -> tuple[Integers, Integers]:
     """Anchors and classes of the candidates: the best scores of each class."""
     found = [_best(scores_PK[:, label], head) for label in range(head.first_class, scores_PK.shape[1])]
     labels = [np.full(len(places), head.first_class + number) for number, places in enumerate(found)]
     return _joined(found), _joined(labels)
 
 
-def _best_of_grids(head: DetectionHead, scores_PK: Floats, size: Size) -> tuple[Integers, Integers]:
+def _best_of_grids(head: DetectionHead, scores_PK: Array, size: Size) -> tuple[Integers, Integers]:
     """Anchors and classes of the candidates: the best scores of each grid."""
     classes, start, found = scores_PK.shape[1], 0, []
     for rows, columns in head.grids(size):
@@ -374,7 +373,7 @@ def _best_of_grids(head: DetectionHead, scores_PK: Floats, size: Size) -> tuple[
     return places, labels
 
 
-def _best(scores: Floats, head: DetectionHead) -> Integers:
+def _best(scores: Array, head: DetectionHead) -> Integers:
     """Indices of the candidates among scores, best first."""
     over = np.flatnonzero(scores > head.least_score)
     return over[np.argsort(-scores[over], kind="stable")[: head.candidates]]

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from adaptive_runtime.base.arrays import Array, Integers
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage
 from profiling_agents.messages import Message
@@ -90,7 +91,6 @@ def unpacked(x_N: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     return tuple(x_N[name].copy() for name in x_N.dtype.names)  # a single sample is contiguous, but may be misaligned
 
 
-Array = NDArray[np.float32]
 FLOOR_DB = 80.0
 """A level this far below a full-scale sine maps to 0; the sine's level maps to 1."""
 MEL_HZ, MEL = 700.0, 2595.0
@@ -193,7 +193,7 @@ LONGEST_TEXT, MOST_WORDS, LONGEST_WORD, MOST_BYTES = 65_536, 1_000_000, 256, 32 
 """Upper limits: words of a network's input, words of a vocabulary, characters of a word, bytes of a vocabulary's file."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
-Tokens = NDArray[np.int64]
+Tokens = Integers
 
 
 def words_of(text: str) -> list[str]:

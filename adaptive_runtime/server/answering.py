@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.server.metrics import ServiceMetrics
@@ -27,14 +28,13 @@ from adaptive_runtime.server.recent import RecentService
 from adaptive_runtime.server.served import ServedModel
 from adaptive_runtime.state.traces import LoadRecorder
 
-Images = NDArray[np.float32]
 REMEMBERED = 0.8
 """Weight of the old value in the mean duration of a request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    images: Images
+    images: Array
     until_s: float
     subnet: str | None
     answer: asyncio.Future[ModelAnswer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -49,7 +49,7 @@ class RequestQueue:
     The clock is monotonic: the wall clock may jump.
     """
 
-    def __init__(self, infer: Callable[[Images, float, str | None], ModelAnswer], places: int, workers: int) -> None:
+    def __init__(self, infer: Callable[[Array, float, str | None], ModelAnswer], places: int, workers: int) -> None:
         self._infer, self.places, self.workers = infer, places, workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="infer")
         self._waiting: deque[_Waiting] = deque()
@@ -75,7 +75,7 @@ class RequestQueue:
         finally:
             self._taken -= 1
 
-    async def answer(self, images: Images, until_s: float, subnet: str | None = None) -> ModelAnswer:
+    async def answer(self, images: Array, until_s: float, subnet: str | None = None) -> ModelAnswer:
         """The model's answer, after waiting in the queue. until_s: deadline on the monotonic clock.
 
         subnet: digest of the SubNet that should answer. RequestRefused (504): the request cannot start, or has not started, by

@@ -19,7 +19,7 @@ from adaptive_runtime.bundle.bundles import BundleFormat, TakenSamples
 from adaptive_runtime.exits.decisions import TopProbability
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.offload.placed import PlacedSubNet
+from adaptive_runtime.offload.placed import LEAST_DEADLINE_MS, PlacedSubNet
 from adaptive_runtime.offload.rows import PlacedSubNets
 from adaptive_runtime.offload.split import (
     EnvelopePlacements,
@@ -35,7 +35,6 @@ from adaptive_runtime.server.options import VERSION_DIGITS, SplitServiceOptions
 from adaptive_runtime.server.recent import ToldDecision
 from adaptive_runtime.server.served import DevicesTold, DeviceTold, LoadWatch, ServedModel, device_told, rows_after
 
-LEAST_DEADLINE_MS = 1e-3
 FORM: BundleFormat = "onnx"
 
 

@@ -28,6 +28,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.numbers import RecursiveLeastSquares
 
 GATE = 3.0
@@ -136,7 +137,6 @@ class CommonFactor:
         self._noise_ms = SIGMA_OF_MEDIAN * median(differences)
 
 
-Values = NDArray[np.float64]
 PLACES = 32
 COMMON, BESIDE = 0, 1
 """Rows of the filter; those of variants follow."""

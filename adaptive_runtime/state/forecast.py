@@ -23,10 +23,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.numbers import RecursiveLeastSquares
 
-Values = NDArray[np.float64]
 MEMORY = 150.0
 RIDGE = 0.1
 MEAN_KEEPS = 0.98

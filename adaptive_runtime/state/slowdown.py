@@ -26,10 +26,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.state.factors import CommonFactor, LoadResponse, OwnFactors, octaves_V
 
-Values = NDArray[np.float64]
 MOST_LOG = 100.0
 """Cap on the logarithm of a factor and on its variance. Beyond it, a table does not fit the device; both stay finite."""
 

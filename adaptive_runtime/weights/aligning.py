@@ -13,12 +13,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array, Values
 from adaptive_runtime.base.weight_options import GuardSettings
 
-Array = NDArray[np.float32]
-ImageScores = NDArray[np.float64]
 MORE_USUAL, MUCH_MORE_USUAL = 0.9, 0.25
 """Alignment starts when the aligned features are less unusual than this share of the unaligned ones, and ends a ninth above it.
 
@@ -34,7 +32,7 @@ class AlignedView(NamedTuple):
     labelled source images that alignment costs.
     """
 
-    look: Callable[[Array], tuple[Array, ImageScores]]
+    look: Callable[[Array], tuple[Array, Values]]
     lost_points: Callable[[], float]
 
 
@@ -57,7 +55,7 @@ class AlignmentDecision:
         self._recent: deque[_Seen] = deque(maxlen=self._remembered)
         self._unusual: deque[tuple[float, float]] = deque(maxlen=settings.held_back_images)
 
-    def remember(self, x_BCHW: Array, score_BD: ImageScores) -> None:
+    def remember(self, x_BCHW: Array, score_BD: Values) -> None:
         """Remember incoming images, drifting or not, and the source's statistics for them."""
         seen = zip(x_BCHW[-self._remembered :], score_BD[-self._remembered :], strict=True)
         self._recent.extend(_Seen(x_CHW.copy(), float(score_D[0])) for x_CHW, score_D in seen)
@@ -67,7 +65,7 @@ class AlignmentDecision:
         self.aligns = False
         self._unusual.clear()
 
-    def decide(self, x_BCHW: Array, score_BD: ImageScores) -> tuple[Array, str | None]:
+    def decide(self, x_BCHW: Array, score_BD: Values) -> tuple[Array, str | None]:
         """For drifting images that were remembered: the source's logits after alignment, and why `aligns` changed.
 
         None: it did not change.

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.weight_options import GuardEventKind, GuardSettings
 from adaptive_runtime.exits.decisions import Entropy, TopProbability
 from adaptive_runtime.weights.aligning import AlignedView, AlignmentDecision
@@ -95,7 +96,6 @@ MOST_ONE_SIDED = 0.25
 """Allowed increase of the largest class share from the source's answers to the adapted ones."""
 FEWEST_LABELLED = 32
 """Minimum number of labelled source images for a judge."""
-Logits = NDArray[np.float32]
 
 
 class AdaptedVerdict(NamedTuple):
@@ -114,14 +114,14 @@ class AnchorGap(NamedTuple):
     above: float
 
     @classmethod
-    def of(cls, logits_AK: Logits, label_A: NDArray[np.int64]) -> Self:
+    def of(cls, logits_AK: Array, label_A: NDArray[np.int64]) -> Self:
         """From logits and labels."""
         accuracy = float((logits_AK.argmax(1) == label_A).mean())
         return cls(accuracy, accuracy - confidence(logits_AK))
 
 
 def judged(
-    source_BK: Logits, source_above: float, adapted_BK: Logits, adapted_above: float, lost_points: float = 0.0
+    source_BK: Array, source_above: float, adapted_BK: Array, adapted_above: float, lost_points: float = 0.0
 ) -> AdaptedVerdict:
     """The verdict from answers for holdout images.
 
@@ -148,16 +148,13 @@ def _percent(expected: float) -> str:
     return f"{100 * min(max(expected, 0.0), 1.0):.0f} %"
 
 
-def confidence(logits_BK: Logits) -> float:
+def confidence(logits_BK: Array) -> float:
     """Mean probability of the answers."""
     return float(TopProbability().step(logits_BK, ())[1].mean())
 
 
-def _largest_share(logits_BK: Logits) -> float:
+def _largest_share(logits_BK: Array) -> float:
     return float(np.bincount(logits_BK.argmax(1)).max() / len(logits_BK))
-
-
-Array = NDArray[np.float32]
 
 
 class _Kept(NamedTuple):

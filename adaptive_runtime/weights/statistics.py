@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.weight_options import WeightOptions
 from adaptive_runtime.bundle.bundles import AdaptableNet, AdaptableNorm
 from adaptive_runtime.exits.decisions import Entropy
@@ -23,7 +24,6 @@ MOST_DIRECTIONS = 8
 """With 32, drift of a small network on digits is noticed no sooner, and a bundle has four times as many numbers."""
 RIDGE = 0.3
 """Added to the variance of standardised features in every direction."""
-Features = NDArray[np.float32]
 
 
 class UsualFeatures(NamedTuple):
@@ -34,12 +34,12 @@ class UsualFeatures(NamedTuple):
     the bundle is of an earlier version; the distance is not computed then.
     """
 
-    means: tuple[Features, ...]
-    deviations: tuple[Features, ...]
-    directions_PF: Features | None
+    means: tuple[Array, ...]
+    deviations: tuple[Array, ...]
+    directions_PF: Array | None
 
     @classmethod
-    def of(cls, layers: Sequence[Features]) -> Self:
+    def of(cls, layers: Sequence[Array]) -> Self:
         """From the features (N, F) of each layer."""
         means = tuple(layer.mean(0) for layer in layers)
         deviations = tuple(np.maximum(layer.std(0, ddof=1), SMALLEST_DEVIATION) for layer in layers)
@@ -49,7 +49,7 @@ class UsualFeatures(NamedTuple):
         lengths = np.sqrt(variances / (variances + RIDGE)).astype(np.float32)
         return cls(means, deviations, lengths[:, None] * directions[:MOST_DIRECTIONS])
 
-    def scores(self, layers: Sequence[Features], logits_BK: Features) -> NDArray[np.float64]:
+    def scores(self, layers: Sequence[Array], logits_BK: Array) -> NDArray[np.float64]:
         """Statistics (B, D) of images, from their features (B, F) by layer and their logits.
 
         The mean square of standardised features over all layers, the same over the first layer, the entropy of the answer as a
@@ -70,13 +70,12 @@ class UsualFeatures(NamedTuple):
             found.append((np.square(z_BF).sum(1) - left_out_B) / z_BF.shape[1])
         return np.stack(found, 1).astype(np.float64)
 
-    def _standardised(self, layers: Sequence[Features]) -> list[Features]:
+    def _standardised(self, layers: Sequence[Array]) -> list[Array]:
         """Features (B, F) of each layer, in deviations from the mean."""
         each = zip(layers, self.means, self.deviations, strict=True)
         return [(layer - mean) / deviation for layer, mean, deviation in each]
 
 
-Array = NDArray[np.float32]
 SMALLEST_VARIANCE = 1e-5
 """Added to variances in divisions: the epsilon of most BatchNorms."""
 

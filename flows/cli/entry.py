@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.cli import BAD_INPUT
 from flows.cli.arguments import (
     CLEAN,
     CONVERTING,
@@ -26,7 +27,6 @@ from tasks.base.errors import UserError
 if TYPE_CHECKING:
     from flows.config import AdaptConfig, RunConfig
 
-BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143
 REGRESSED = 3

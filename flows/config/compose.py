@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flows.config.validate import config_groups, gone, nearest
+from flows.config.validate import SEE_HELP, config_groups, gone, nearest
 from tasks.base.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
@@ -30,7 +30,6 @@ FREE_MAPPINGS = re.compile(
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # Hydra must not parse *, [ and ]
 Groups = dict[str, list[str]]
-SEE_HELP = "see 'autotailor --help'"
 
 
 def compose_config(root: str, overrides: Sequence[str], config_folder: Path | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tasks.data.source import check_folder
 from tasks.evaluation.models.settings import check_named
 
 GRAPH_FILE = "graph.json"
-"""A folder with this file is a SuperNet (`SuperNet.save`)."""
+"""The SuperNet without its weights; a folder with this file is a SuperNet (`SuperNet.save`)."""
 
 
 def check_given(config: FlowConfig) -> None:

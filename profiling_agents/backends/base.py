@@ -156,6 +156,16 @@ def translated(runtime: str, step: str) -> Iterator[None]:
         raise ModelError(f"{runtime} cannot {step} the model: {text or type(error).__name__}") from error
 
 
+def repeater_of(run: Callable[[], object]) -> Callable[[int], None]:
+    """A function that calls `run` n times."""
+
+    def repeat(runs: int) -> None:
+        for _ in range(runs):
+            run()
+
+    return repeat
+
+
 def random_arrays(shapes: Sequence[Shape], types: Sequence[np.dtype], rng: np.random.Generator) -> list[np.ndarray]:
     """Standard normal floats; zeros for all other types, since zero is always a valid index."""
     return [

@@ -29,6 +29,7 @@ from profiling_agents.backends.base import (
     check_inputs,
     library_hash,
     random_arrays,
+    repeater_of,
     require_cpu,
     require_fp32,
     restore_shape,
@@ -237,12 +238,7 @@ class ExecuTorchModel:
         execute = self._method.execute
         with translated("ExecuTorch", "run"):
             execute()
-
-        def repeat(runs: int) -> None:
-            for _ in range(runs):
-                execute()
-
-        return repeat
+        return repeater_of(execute)
 
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """XNNPACK's layers, and operators that ExecuTorch runs itself, in order, by their own names."""

@@ -34,6 +34,7 @@ from profiling_agents.backends.base import (
     library_hash,
     powers_of_two,
     random_arrays,
+    repeater_of,
     require_cpu,
     restore_shape,
     switch,
@@ -372,12 +373,7 @@ class OpenVinoModel:
         infer = self._bound(self._request, inputs)
         with translated("OpenVINO", "run"):
             infer()
-
-        def repeat(runs: int) -> None:
-            for _ in range(runs):
-                infer()
-
-        return repeat
+        return repeater_of(infer)
 
     def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """OpenVINO's own counters of each layer, from a separate compiled model."""

@@ -28,7 +28,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import psutil
 
 from profiling_agents.messages import MIB, AgentError
@@ -109,6 +108,8 @@ class CacheFlush:
         if len(known) < len(sizes) or not known:
             raise AgentError("cache 'cold': this system does not say how large its caches are; allowed: warm")
         self._cores = tuple(cores)
+        import numpy as np  # sensing alone needs no library of arrays
+
         self._buffer = np.zeros(TIMES_LARGER * max(known) // 8, np.int64)
 
     def __call__(self) -> None:

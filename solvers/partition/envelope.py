@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from solvers.partition.planner import PartitionPlanner
 from solvers.partition.problem import BITS, MEGA, MS, PartitionConditions, PartitionPlan, weights
+from solvers.tables import Values
 
 CLOSE = 1e-9  # share of the latency: a plan that improves by less is not added
 MOST_PLANS = 500
-
-PlaneArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class PlanEnvelope:
     """
 
     plans: tuple[PartitionPlan, ...]
-    planes: PlaneArray
+    planes: Values
     low: PlanPoint
     high: PlanPoint
 
@@ -48,7 +47,7 @@ class PlanEnvelope:
         """Latency of the fastest plan [ms]."""
         return float(self._latencies_ms(bandwidth_mbps, slow_down).min())
 
-    def _latencies_ms(self, bandwidth_mbps: float, slow_down: float) -> PlaneArray:
+    def _latencies_ms(self, bandwidth_mbps: float, slow_down: float) -> Values:
         return self.planes.dot(np.array((1.0, _ms_per_byte(bandwidth_mbps), slow_down)))
 
 
@@ -88,7 +87,7 @@ class _Growing:
     ) -> None:
         self.planner, self.conditions, self.changing, self.loaded = planner, conditions, changing, loaded
         self.plans: list[PartitionPlan] = []
-        self.planes: list[PlaneArray] = []
+        self.planes: list[Values] = []
         self.seen: set[tuple[float, float]] = set()
 
     def grow(self, u: tuple[float, float], s: tuple[float, float]) -> None:
@@ -125,7 +124,7 @@ class _Growing:
         self.planes.append(plane)
         return True
 
-    def _plane(self, plan: PartitionPlan) -> PlaneArray:
+    def _plane(self, plan: PartitionPlan) -> Values:
         sent = float((plan.bytes * self.changing).sum())
         row, weights_ms = plan.row, weights(self.conditions)
         devices = len(plan.compute_ms)
@@ -135,7 +134,7 @@ class _Growing:
         return np.asarray([row[kept] @ weights_ms[kept], sent, plan.compute_ms[self.loaded]])
 
 
-def _corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
+def _corners(planes: Values, u: tuple[float, float], s: tuple[float, float]) -> Values:
     """The corners (C, 2) of the lower envelope of planes over a box."""
     box = np.asarray([(x, y) for x in u for y in s])
     if len(planes) == 1 or u[0] == u[1] or s[0] == s[1]:
@@ -157,7 +156,7 @@ def _corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float])
     return np.vstack([box, xy])
 
 
-def _edge_corners(planes: PlaneArray, u: tuple[float, float], s: tuple[float, float]) -> PlaneArray:
+def _edge_corners(planes: Values, u: tuple[float, float], s: tuple[float, float]) -> Values:
     """The corners over a line, when one parameter does not change: all points at which two planes are equal, and both ends."""
     along, fixed = (1, 2) if s[0] == s[1] else (2, 1)
     value, (low, high) = (s[0], u) if along == 1 else (u[0], s)

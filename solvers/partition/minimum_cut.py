@@ -32,9 +32,7 @@ from solvers.partition.problem import (
     plan_of,
     stays,
 )
-from solvers.tables import Infeasible
-
-StageTimes = NDArray[np.float64]
+from solvers.tables import Infeasible, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class _Pipelines:
             sent_ms = conditions.ms_per_byte[:, :, None] * crossing
         self.sent_ms = np.where(crossing > 0, sent_ms, 0.0)  # (D, D, steps + 1)
         self.stage_ms = [self._stage_ms(device, conditions) for device in range(problem.devices)]
-        self.best: dict[tuple[int, int], StageTimes] = {}
+        self.best: dict[tuple[int, int], Values] = {}
 
     def fastest(self) -> PipelinePlan:
         devices = range(self.problem.devices)
@@ -84,7 +82,7 @@ class _Pipelines:
     def _home_ms(self, device: int) -> float:
         return float(self.sent_ms[device, self.problem.home, self.steps]) if self.problem.returns else 0.0
 
-    def _before(self, used: int, device: int) -> StageTimes:
+    def _before(self, used: int, device: int) -> Values:
         """Least period (steps + 1,) of the stages before one on `device`, with the transfer to it, by the steps before it."""
         rest, home = used & ~(1 << device), self.problem.home
         if not rest:
@@ -94,7 +92,7 @@ class _Pipelines:
         earlier = [one for one in range(self.problem.devices) if rest >> one & 1]
         return np.min([np.maximum(self.best[rest, one], self.sent_ms[one, device]) for one in earlier], axis=0)
 
-    def _behind(self, used: int, device: int) -> StageTimes:
+    def _behind(self, used: int, device: int) -> Values:
         return np.maximum(self._before(used, device)[:, None], self.stage_ms[device]).min(axis=0)
 
     def _stages(self, used: int, device: int) -> tuple[PlacedSteps, ...]:
@@ -125,7 +123,7 @@ class _Pipelines:
         times_ms[f"link {places[-1]} to {self.problem.home}"] = self._home_ms(places[-1])
         return max(times_ms, key=lambda name: float(times_ms[name]))
 
-    def _stage_ms(self, device: int, conditions: PartitionConditions) -> StageTimes:
+    def _stage_ms(self, device: int, conditions: PartitionConditions) -> Values:
         """Times (steps + 1, steps + 1) of the steps from one cut to a later one on a device; inf if it may not run them."""
         times_ms = self.problem.compute_ms[:, device] * conditions.slow_down[device]
         allowed = self.problem.allowed[:, device]
@@ -138,7 +136,7 @@ class _Pipelines:
         return np.where(forbidden | (cuts[:, None] >= cuts), np.inf, found)
 
 
-def _between(amounts: StageTimes) -> StageTimes:
+def _between(amounts: Values) -> Values:
     """Sums (n + 1, n + 1) of the amounts (n,) from one cut to another."""
     sums = np.concatenate([[0.0], np.cumsum(amounts)])
     return sums[None, :] - sums[:, None]

@@ -31,7 +31,7 @@ from solvers.partition.problem import (
     plan_of,
     stays,
 )
-from solvers.tables import Infeasible
+from solvers.tables import Infeasible, Values
 
 MOST_TRANSITIONS = 100_000
 PlanState = tuple[int, tuple[tuple[int, int], ...]]
@@ -174,11 +174,9 @@ def holders_ms(dataflow: Dataflow, ms_per_byte: NDArray[np.float64]) -> NDArray[
 SLACK = 1e-9  # share of a time, for rounding
 BLOCK = 256  # labels that are compared with all others at a time
 
-UseArray = NDArray[np.float64]
-
 
 def cheapest_within(
-    problem: PartitionProblem, states: PlanStates, times_ms: UseArray, conditions: PartitionConditions
+    problem: PartitionProblem, states: PlanStates, times_ms: Values, conditions: PartitionConditions
 ) -> tuple[int, ...]:
     """The device of each step of the fastest plan within all limits. Infeasible if no plan is within them."""
     used = _use(problem, states, conditions)
@@ -224,14 +222,14 @@ def _single_cut_ms(problem: PartitionProblem, states: PlanStates, conditions: Pa
 class _Labels:
     """Labels (L,): state, time, use (L, R) of each limit, and each label's own number."""
 
-    def __init__(self, state: NDArray[np.int64], ms: UseArray, used: UseArray, number: NDArray[np.int64]) -> None:
+    def __init__(self, state: NDArray[np.int64], ms: Values, used: Values, number: NDArray[np.int64]) -> None:
         self.state, self.ms, self.used, self.number = state, ms, used, number
 
     def at(self, positions: NDArray[np.int64]) -> "_Labels":
         return _Labels(self.state[positions], self.ms[positions], self.used[positions], self.number[positions])
 
     def grown(
-        self, layer: StepTransitions, times_ms: UseArray, used: UseArray
+        self, layer: StepTransitions, times_ms: Values, used: Values
     ) -> tuple["_Labels", NDArray[np.int64], NDArray[np.int64]]:
         """All labels one step later, with the transition and the label that each comes from."""
         there = layer.transition < len(times_ms)
@@ -252,7 +250,7 @@ class _Labels:
         return found, transition[taken], parent
 
 
-def _use(problem: PartitionProblem, states: PlanStates, conditions: PartitionConditions) -> UseArray:
+def _use(problem: PartitionProblem, states: PlanStates, conditions: PartitionConditions) -> Values:
     """Use (T, R) of each limit by each transition."""
     devices = problem.devices
     sizes = np.asarray([value.bytes for value in problem.dataflow.values])
@@ -268,7 +266,7 @@ def _use(problem: PartitionProblem, states: PlanStates, conditions: PartitionCon
     return found
 
 
-def _to_the_end(states: PlanStates, costs: UseArray) -> list[UseArray]:
+def _to_the_end(states: PlanStates, costs: Values) -> list[Values]:
     """For each layer the least sum of costs from each of its states to the end; the last entry is behind the last layer."""
     spread = np.append(costs, np.inf)
     found = [np.zeros(1)]
@@ -302,8 +300,6 @@ def _not_beaten(labels: _Labels) -> NDArray[np.int64]:
 
 WIDEST = 4
 TIE = 1e-9  # share of the latency by which a plan that sends something must be better
-
-TransitionTimes = NDArray[np.float64]
 
 
 class PartitionPlanner:
@@ -345,7 +341,7 @@ class PartitionPlanner:
     def _plan(self, conditions: PartitionConditions, placement: tuple[int, ...]) -> PartitionPlan:
         return plan_of(self.problem, conditions, stays(placement))
 
-    def _transition_ms(self, conditions: PartitionConditions) -> TransitionTimes:
+    def _transition_ms(self, conditions: PartitionConditions) -> Values:
         """Time of each transition (T,)."""
         compute_ms = (self._compute_ms * conditions.slow_down).ravel()
         sends_ms = holders_ms(self.problem.dataflow, conditions.ms_per_byte)
@@ -394,7 +390,7 @@ class _StateGraph:
         self._head = head[self._order]
         self._first = np.searchsorted(tail[self._order], np.arange(self._nodes + 1)).astype(np.int32)
 
-    def shortest(self, times_ms: TransitionTimes) -> tuple[int, ...]:
+    def shortest(self, times_ms: Values) -> tuple[int, ...]:
         """The device of each step on the fastest path from the first node to the last one. Infeasible if no path exists."""
         edges = csr_array((times_ms[self._order], self._head, self._first), shape=(self._nodes, self._nodes))
         reached_ms, before = dijkstra(edges, indices=0, return_predecessors=True)

@@ -18,6 +18,10 @@ ROUNDED_TO_BYTES = 256
 FIRST_EXTENSION_BYTES = 2**20
 MAX_REST_BYTES = 128 * 2**20
 MAX_DOUBLED_BYTES = 2**30
+IN_PLACE = frozenset(
+    ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
+).union(("Softsign", "Tanh", "ThresholdedRelu"))
+"""Operators whose result may take the memory of their first operand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,9 @@ import onnx
 import onnxruntime
 
 from solvers.schedules import Placement, Schedule, ScheduledStep, Workload, best_order, place
-from tailor_ir.memory.layouts import patches_bytes
+from tailor_ir.memory.layouts import IN_PLACE, patches_bytes
 
 VIEWS = frozenset(("Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-OVER_FIRST = frozenset(
-    ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
-).union(("Softsign", "Tanh", "ThresholdedRelu"))
 BLOCKED = "com.microsoft.nchwc"
 SUMMED = 3  # index of the operand that is added to a convolution's result
 QUIET = 3
@@ -131,6 +128,6 @@ def _patches(node: onnx.NodeProto, weights: Mapping[str, tuple[int, ...]], resul
 
 def _overwritten(node: onnx.NodeProto) -> Sequence[str]:
     """Operands whose memory the result may reuse."""
-    if node.op_type in OVER_FIRST:
+    if node.op_type in IN_PLACE:
         return list(node.input[:1])
     return [name for name in node.input[SUMMED:] if name] if node.op_type in ("Conv", "FusedConv") else []

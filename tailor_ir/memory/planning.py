@@ -23,7 +23,7 @@ from math import prod
 
 from tailor_ir.axes import Axis
 from tailor_ir.graph import Node
-from tailor_ir.memory.layouts import Layout, Rules
+from tailor_ir.memory.layouts import IN_PLACE, Layout, Rules
 from tailor_ir.memory.steps import (
     FUSED_INTO_CONV,
     KEEP_BLOCKS,
@@ -249,9 +249,6 @@ def _may_differ(drafts: Drafts, name: str, wanted: Layout) -> bool:
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 MOVABLE = ACTIVATIONS | {"Add", "Div", "Mul", "Sub"}
 FUSED_INTO_LINEAR = frozenset(("LeakyRelu", "Relu", "Sigmoid", "Tanh"))
-IN_PLACE = frozenset(
-    ("Celu", "Clip", "Elu", "HardSigmoid", "LeakyRelu", "LogSoftmax", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus")
-).union(("Softsign", "Tanh", "ThresholdedRelu"))
 FUNCTIONS = frozenset(("HardSwish", "Mish"))  # run as two steps, if not fused into a convolution
 
 

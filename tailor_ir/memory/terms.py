@@ -26,14 +26,13 @@ from typing import Protocol
 import numpy as np
 
 from solvers.tables import Derived, Table, Values, spread, total
-from tailor_ir.axes import Axis
+from tailor_ir.axes import FLOAT_BYTES, Axis
 from tailor_ir.memory.layouts import ONNXRUNTIME, Rules, in_blocks, laid_out, patches_bytes, read_as, stored_shape
 from tailor_ir.memory.planning import find_steps
 from tailor_ir.memory.steps import Steps
 from tailor_ir.spaces.presence import Presence, Variables
 from tailor_ir.spaces.space import Grids, Structure
 
-FLOAT_BYTES = 4
 Key = tuple[int, ...]  # bytes of an element, then the shape
 
 

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solvers.tables import Codes
-from tailor_ir.axes import Axis
+from tailor_ir.axes import FLOAT_BYTES, Axis
 from tailor_ir.operators.table import OperatorPlace, OperatorTable, running_order
 from tailor_ir.partition.dataflow import INPUT, HandedValue, SubnetDataflow
 from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Roster, Variables
 from tailor_ir.spaces.space import Grids, Structure
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.weights import (
     AdaptedVerdict,
     AlignedView,
@@ -28,7 +29,7 @@ from adaptive_runtime.weights import (
     GuardSettings,
     UsualFeatures,
 )
-from adaptive_runtime.weights.guard import FEWEST_LABELLED, Array, judged
+from adaptive_runtime.weights.guard import FEWEST_LABELLED, judged
 from adaptive_runtime.weights.statistics import SMALLEST_DEVIATION
 from tailor_ir import InputAlignment
 from tasks.adaptation.methods import AdaptationMethod, make_method

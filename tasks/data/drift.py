@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
+from adaptive_runtime.base.arrays import Integers
 from tasks.data.dataset import Dataset
 from tasks.data.settings import CorruptionName, DriftSettings, StreamKind
 from tasks.data.source import only
@@ -241,17 +242,14 @@ def corrupt(
     return found.apply(x_BCHW, found.levels[severity - 1], Draws(seed, places)).clamp(0, 1)
 
 
-Indices = NDArray[np.int64]
-
-
 class StreamPlan(NamedTuple):
     """The columns of a plan, (N,) each. image: index of the image. corruption: index into `DriftSettings.corruptions`.
     severity: 0: clean.
     """
 
-    image: Indices
-    corruption: Indices
-    severity: Indices
+    image: Integers
+    corruption: Integers
+    severity: Integers
 
 
 Planner = Callable[[DriftSettings, NDArray[np.int64], np.random.Generator], StreamPlan]
@@ -262,7 +260,7 @@ def plan_stream(settings: DriftSettings, labels: NDArray[np.int64]) -> StreamPla
     return PLANNERS[settings.stream](settings, labels, np.random.default_rng(settings.seed))
 
 
-def drawn(count: int, available: int, rng: np.random.Generator) -> Indices:
+def drawn(count: int, available: int, rng: np.random.Generator) -> Integers:
     """Image indices (count,) in random order; numbers of occurrences differ by at most one."""
     rounds = [rng.permutation(available) for _ in range(-(-count // available))]
     return np.concatenate(rounds)[:count]
@@ -272,15 +270,15 @@ def _joined(parts: list[StreamPlan]) -> StreamPlan:
     return StreamPlan(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _phase(image: Indices, corruption: int, severity: int) -> StreamPlan:
+def _phase(image: Integers, corruption: int, severity: int) -> StreamPlan:
     return StreamPlan(image, np.full(len(image), corruption), np.full(len(image), severity))
 
 
-def _clean(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _clean(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     return _phase(drawn(settings.images * settings.phases, len(labels), rng), 0, CLEAN)
 
 
-def _continual(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _continual(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     return _joined(
         [
             _phase(drawn(settings.images, len(labels), rng), number, settings.severity)
@@ -289,13 +287,13 @@ def _continual(settings: DriftSettings, labels: Indices, rng: np.random.Generato
     )
 
 
-def _mixed(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _mixed(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     plan = _continual(settings, labels, rng)
     order = rng.permutation(len(plan.image))
     return StreamPlan(*(column[order] for column in plan))
 
 
-def _gradual(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _gradual(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     """Severities 1 … s … 1, each for equally many images, within the images of a corruption."""
     plan = _continual(settings, labels, rng)
     assert settings.severity <= SEVERITIES
@@ -304,7 +302,7 @@ def _gradual(settings: DriftSettings, labels: Indices, rng: np.random.Generator)
     return plan._replace(severity=np.tile(severity, len(settings.corruptions)))
 
 
-def _correlated(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _correlated(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     parts = []
     for number in range(len(settings.corruptions)):
         image = drawn(settings.images, len(labels), rng)
@@ -313,14 +311,14 @@ def _correlated(settings: DriftSettings, labels: Indices, rng: np.random.Generat
     return _joined(parts)
 
 
-def correlated_order(labels: Indices, concentration: float, rng: np.random.Generator) -> Indices:
+def correlated_order(labels: Integers, concentration: float, rng: np.random.Generator) -> Integers:
     """An order (N,) in which classes come in runs.
 
     There are K slots. Dirichlet shares decide which part of each class is in each slot; within a slot the classes follow one
     another in random order. Source: RoTTA (Yuan et al., CVPR 2023), §4, after NOTE (Gong et al., NeurIPS 2022).
     """
     classes = np.unique(labels)
-    slots: list[list[Indices]] = [[] for _ in classes]
+    slots: list[list[Integers]] = [[] for _ in classes]
     for name in classes:
         own = rng.permutation(np.flatnonzero(labels == name))
         shares = rng.dirichlet(np.full(len(slots), concentration))
@@ -330,7 +328,7 @@ def correlated_order(labels: Indices, concentration: float, rng: np.random.Gener
     return np.concatenate([slot[place] for slot in slots for place in rng.permutation(len(slot))])
 
 
-def _returning(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _returning(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     parts = []
     for number in range(len(settings.corruptions)):
         for severity in (settings.severity, CLEAN):
@@ -338,7 +336,7 @@ def _returning(settings: DriftSettings, labels: Indices, rng: np.random.Generato
     return _joined(parts)
 
 
-def _shares(settings: DriftSettings, labels: Indices, rng: np.random.Generator) -> StreamPlan:
+def _shares(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     """Draw images of each phase with replacement, by the phase's own class shares."""
     by_class = [np.flatnonzero(labels == name) for name in np.unique(labels)]
     parts = []

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from adaptive_runtime.samples.inputs import (
     LONGEST_WORD,
@@ -30,6 +29,7 @@ from adaptive_runtime.samples.inputs import (
     UNKNOWN,
     VOCABULARY_FILE,
     TextPreparation,
+    Tokens,
     Vocabulary,
     words_of,
 )
@@ -120,7 +120,6 @@ def _noisy(word: str, rng: np.random.Generator) -> str:
 WORD_DROPOUT = 0.02
 """Share of the words in augmented texts that become `UNKNOWN`, so that networks learn to do without them."""
 DRAW_LEVELS = 1 << 24
-Tokens = NDArray[np.int64]
 
 
 class TextSource:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Integers, Values
 from adaptive_runtime.exits import (
     MEASURES,
     ConfidenceMeasure,
@@ -41,8 +42,6 @@ from tasks.exits.latency import ExitTimes
 from tasks.exits.policies import ClassLeaving, MeasuredExit, PolicyOutcome
 from tasks.exits.settings import PromiseSettings, p_value
 
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
 PRICES = 48
 DEAREST, CHEAPEST = 2e3, 0.05
 """Prices of one lost answer, in units of the full answer's latency."""
@@ -90,7 +89,7 @@ def find_path(answers: ExitAnswers, latency_ms_E: Values) -> Values:
     return _bars(np.array(rows), sorted_NF)
 
 
-def _descend(costs_NE: Values, sorted_NF: Values, order_NF: Counts, cuts_F: Counts) -> Counts:
+def _descend(costs_NE: Values, sorted_NF: Values, order_NF: Integers, cuts_F: Integers) -> Integers:
     """Cuts (F,), found by descent from given cuts until no change of a single cut is cheaper, in at most `SWEEPS` sweeps."""
     images, before = sorted_NF.shape
     rank_NF = np.empty_like(order_NF)
@@ -114,13 +113,13 @@ def _descend(costs_NE: Values, sorted_NF: Values, order_NF: Counts, cuts_F: Coun
     return cuts_F
 
 
-def _between(cuts_F: Counts, further_F: Counts, stride: int) -> list[Counts]:
+def _between(cuts_F: Integers, further_F: Integers, stride: int) -> list[Integers]:
     """Cuts on the way from `cuts_F` to `further_F`, each at most one stride from the one before."""
     steps = -(-int((further_F - cuts_F).max(initial=0)) // stride)
     return [cuts_F + (further_F - cuts_F) * step // steps for step in range(1, steps + 1)]
 
 
-def _bars(cuts_SF: Counts, sorted_NF: Values) -> Values:
+def _bars(cuts_SF: Integers, sorted_NF: Values) -> Values:
     """Thresholds half way between the confidences on both sides of each cut; infinite if no image leaves."""
     images, before = sorted_NF.shape
     last = np.take_along_axis(sorted_NF, np.maximum(cuts_SF - 1, 0), 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adaptive_runtime.bundle.bundles import BundleDevice, BundleOrigin
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ImagePreparation, InputPreparation, InputsPreparation
 from adaptive_runtime.samples.inputs import (
     PADDING,
@@ -24,11 +25,8 @@ from tasks.base.schemas.exports import (
     Architecture,
     Brought,
     Card,
-    CardDevice,
     ExportedFile,
     FileRun,
-    Origin,
-    Preparation,
     UsedEngine,
     VariableChoice,
 )
@@ -61,9 +59,9 @@ class Provenance:
     engine: ChosenEngine | None = None
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> BundleOrigin:
         """The origin as it is stored."""
-        return Origin(network=dict(self.network), data=self.data, digests=dict(self.digests))
+        return BundleOrigin(network=dict(self.network), data=self.data, digests=dict(self.digests))
 
 
 UNKNOWN_PROVENANCE = Provenance()
@@ -82,7 +80,7 @@ def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
     )
 
 
-Prepared = Preparation | TextPreparation | InputsPreparation
+Prepared = ImagePreparation | TextPreparation | InputsPreparation
 
 
 def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...]]) -> Prepared:
@@ -110,16 +108,16 @@ def _input_preparation(data: DataDescription, one: OtherInput | None, input_shap
         data = data.model_copy(update=own)
     elif one is not None:
         return one
-    return ImagePreparation.model_validate(image_preparation(data, input_shape).to_json())
+    return image_preparation(data, input_shape)
 
 
-def image_preparation(data: DataDescription, input_shape: tuple[int, ...]) -> Preparation:
+def image_preparation(data: DataDescription, input_shape: tuple[int, ...]) -> ImagePreparation:
     """The preprocessing of an image for a network of this input shape (N, C, H, W)."""
     from tasks.data.images import INTERPOLATION  # torch takes seconds
 
     height, width = input_shape[-2:]
     signal = {} if data.spectrogram is None else {"spectrogram": data.spectrogram}
-    return Preparation(
+    return ImagePreparation(
         **signal,
         colours="grey" if data.channels == 1 else "RGB",
         crop=data.crop or UNKNOWN,
@@ -138,9 +136,9 @@ def write_vocabulary(vocabulary: Vocabulary | None, folder: Path) -> None:
         write_bytes(folder / VOCABULARY_FILE, vocabulary.to_json().encode())
 
 
-def card_device(capabilities: Capabilities) -> CardDevice:
+def card_device(capabilities: Capabilities) -> BundleDevice:
     """The device on which latencies were measured."""
-    return CardDevice(**{name: getattr(capabilities, name) for name in CardDevice.model_fields})
+    return BundleDevice(**{name: getattr(capabilities, name) for name in BundleDevice.model_fields})
 
 
 def used_engine(engine: ChosenEngine | None) -> UsedEngine | None:
@@ -158,7 +156,7 @@ def card_files(card: Card) -> dict[str, bytes]:
 
 def markdown(card: Card) -> str:
     """The card for people."""
-    source, latency, device = card.made_from, card.latency, card.device.to_json()
+    source, latency, device = card.made_from, card.latency, card.device.model_dump(mode="json")
     network = source.network
     measured = f"{latency.p50_ms:.4g} ms (p50)" if latency.p50_ms else f"not measured: {latency.reason}"
     parts = [
@@ -276,7 +274,7 @@ def _sizes(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _type_of(wanted: Preparation | InputPreparation) -> str:
+def _type_of(wanted: InputPreparation) -> str:
     """The type of an input's numbers."""
     return "int64" if isinstance(wanted, TextPreparation) else "float32"
 
@@ -289,7 +287,7 @@ def _prepared(wanted: Prepared) -> tuple[str, ...]:
     return "## Texts" if isinstance(wanted, TextPreparation) else "## Images", _input(wanted)
 
 
-def _input(wanted: Preparation | InputPreparation) -> str:
+def _input(wanted: InputPreparation) -> str:
     """The preparation of an input by an application."""
     if isinstance(wanted, TextPreparation):
         return _texts(wanted)
@@ -319,7 +317,7 @@ def _numbers_of(wanted: NumbersPreparation) -> str:
     return f"{told}\n\n{_table(('', 'mean', 'deviation'), rows)}"
 
 
-def _images(wanted: Preparation | ImagePreparation) -> str:
+def _images(wanted: ImagePreparation) -> str:
     """The preprocessing of an image in an application, step by step."""
     size = _sizes(wanted.size)
     pixels = [

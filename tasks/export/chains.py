@@ -26,7 +26,6 @@ from adaptive_runtime.bundle.chains import (
     ChainManifest,
     ChainSegment,
     ChainTensor,
-    ImagePreparation,
     session_options,
 )
 from adaptive_runtime.exits import Thresholds
@@ -174,7 +173,7 @@ def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) 
         input=segments[0].inputs[0],
         segments=tuple(segments),
         classes=card.classes,
-        preparation=ImagePreparation.model_validate(card.preparation.model_dump(exclude_unset=True)),
+        preparation=card.preparation,
         runtime=file.run.runtime,
         settings=file.run.settings,
         thresholds=next(iter(plan.thresholds_file), None),

@@ -144,7 +144,7 @@ def facts(card: Card) -> dict[str, Any]:
         "predicted_ms": card.predicted_ms,
         "measured_ms": card.latency.p50_ms,
         "batch": card.batch,
-        "device": card.device.to_json(),
+        "device": card.device.model_dump(mode="json"),
         "engine": {} if card.engine is None else card.engine.choices,
     }
 

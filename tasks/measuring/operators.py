@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailor_ir
+from solvers.tables import Codes
 from tailor_ir import Choice, OperatorFeature, SuperNet
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import OPERATORS_FILE, Operators, UniqueOperator
@@ -91,7 +92,6 @@ def read_operators(folder: Path) -> dict[str, OperatorFeature]:
     return {row.digest: OperatorFeature.from_json(row.feature) for row in rows}
 
 
-Code = NDArray[np.int64]
 SWEEPS = 3
 ENOUGH_SUBNETS = 150
 
@@ -103,7 +103,7 @@ class _Occurrence:
     columns: tuple[int, ...]
     numbers: NDArray[np.int32]
 
-    def along(self, code: Code, column: int) -> NDArray[np.int32]:
+    def along(self, code: Codes, column: int) -> NDArray[np.int32]:
         """The operator numbers for every choice of one of its variables; the other variables are set as in `code` (V,)."""
         picked = tuple(slice(None) if own == column else code[own] for own in self.columns)
         found: NDArray[np.int32] = self.numbers[picked]
@@ -112,7 +112,7 @@ class _Occurrence:
 
 def covering_codes(
     net: SuperNet, wanted: AbstractSet[OperatorFeature], rng: np.random.Generator, times: int = ENOUGH_TIMES
-) -> Code:
+) -> Codes:
     """Codes (n, V) of different SubNets that together contain all `wanted` operators.
 
     If these are fewer than `ENOUGH_SUBNETS`, random SubNets follow until each operator is in `times` SubNets.
@@ -137,9 +137,9 @@ class _Cover:
         known = net.unique_operators()
         self._example = [known[feature] for feature in operators]
 
-    def codes(self) -> Code:
+    def codes(self) -> Codes:
         """The codes, the greedily chosen SubNets first."""
-        codes: dict[bytes, Code] = {}
+        codes: dict[bytes, Codes] = {}
         wanted = self._missing.copy()
         seen = np.where(wanted, 0, self._times)
         for number in np.flatnonzero(wanted).tolist():
@@ -172,13 +172,13 @@ class _Cover:
                     found[int(number)] = occurrence, np.argwhere(occurrence.numbers == number)
         return found
 
-    def _random(self, fixed: Mapping[int, int]) -> Code:
+    def _random(self, fixed: Mapping[int, int]) -> Codes:
         """A random SubNet with these values of some variables."""
-        code: Code = self._rng.integers(self._cardinalities)
+        code: Codes = self._rng.integers(self._cardinalities)
         code[list(fixed)] = list(fixed.values())
         return code
 
-    def _around(self, fixed: Mapping[int, int]) -> Code:
+    def _around(self, fixed: Mapping[int, int]) -> Codes:
         """A SubNet with these values of some variables and, by single changes of the others, as many missing operators."""
         code = self._random(fixed)
         free = [column for column in range(len(code)) if column not in fixed and self._cardinalities[column] > 1]
@@ -221,6 +221,6 @@ class _Cover:
                 found.add(column)
         return sorted(found)
 
-    def _numbers(self, code: Code) -> NDArray[np.int32]:
+    def _numbers(self, code: Codes) -> NDArray[np.int32]:
         code = self._space.extended(code[None])[0]
         return np.array([occurrence.numbers[tuple(code[list(occurrence.columns)])] for occurrence in self._occurrences])

@@ -8,16 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitSubNet
 from adaptive_runtime.offload.split.segments import HomeSegments
 from profiling_agents.messages import ActivationCoding
 from profiling_agents.streams import decoded, encoded
 from tasks.data.samples import Size
 from tasks.evaluation.subnets import Accuracy, EvaluationData
-
-Array = NDArray[np.float32]
 
 
 def arrived(value: Array, coding: ActivationCoding) -> Array:

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import tailor_ir
+from adaptive_runtime.base.arrays import FLOAT_BYTES
 from profiling_agents.messages import MIB
 from solvers.tables import Codes, Values
 from tailor_ir import OperatorFeature, SuperNet
@@ -55,7 +56,7 @@ from tasks.base.schemas.stored import RelativeErrors, StageResult, Stored
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor, LatencyRecord, errors
-from tasks.prediction.settings import FLOAT_BYTES, EnergySettings
+from tasks.prediction.settings import EnergySettings
 from tasks.prediction.settings import ResourceSettings as Settings
 from tasks.prediction.sums import Sums, SumsRecord, mac_sums, parameter_sums
 

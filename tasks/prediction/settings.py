@@ -5,11 +5,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES
 from tailor_ir.memory.layouts import Rules
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.measuring.settings import RepeatedTimingSettings
-
-FLOAT_BYTES = 4
 
 
 class CheckedSettings(BaseModel):

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES
 from profiling_agents.messages import MIB
 from solvers.chain import Chain
 from solvers.tables import Codes, Derived, NotANumber, Table, TooEntangled, Values
@@ -22,7 +23,6 @@ from tasks.base.errors import UserError
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
 from tasks.prediction.resources import MJ, EnergyPredictor, MemoryPredictor, MemoryWithin
-from tasks.prediction.settings import FLOAT_BYTES
 from tasks.prediction.sums import Sums
 
 MAX_LEVELS = 5  # of uniform codes

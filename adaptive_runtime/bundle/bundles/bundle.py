@@ -28,6 +28,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import read_bytes
 from adaptive_runtime.bundle.bundles.manifest import (
@@ -43,7 +44,6 @@ from adaptive_runtime.bundle.bundles.subnets import CHAIN_FORMATS, AdaptableNet,
 from adaptive_runtime.bundle.chains import ChainManifest, ChainSegment, ImagePreparation, text_of
 from adaptive_runtime.samples.inputs import Vocabulary
 
-Array = NDArray[np.float32]
 CALIBRATION_FILE = "calibration.npz"
 MOST_BYTES = 1_000_000
 

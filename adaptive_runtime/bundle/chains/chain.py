@@ -7,12 +7,12 @@ Legend: N samples, C channels, H height, W width, K classes.
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains.manifest import SEGMENTS_FILE, ChainManifest
 from adaptive_runtime.bundle.chains.runs import (
@@ -89,7 +89,7 @@ def all_leave_at(exit: int) -> Decider:
     return Decider(Thresholds(measure="top_probability", thresholds=(None,) * exit))
 
 
-class ExitChain:
+class ExitChain(Closing):
     """A loaded chain with thresholds; without them every sample goes to the last exit."""
 
     def __init__(self, manifest: ChainManifest, runtime: ChainRuntime, thresholds: Thresholds | None = None) -> None:
@@ -174,11 +174,3 @@ class ExitChain:
     def close(self) -> None:
         """Free the runtime's resources."""
         self.runtime.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

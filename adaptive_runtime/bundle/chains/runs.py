@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains.manifest import ChainFormat, ChainManifest
 from adaptive_runtime.samples.inputs import unpacked
 
-Array = NDArray[np.float32]
 RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 ENUMERATIONS = {
     "execution_mode": "ExecutionMode",

@@ -11,11 +11,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from adaptive_runtime.base.arrays import Array
+from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, SharedLink
@@ -27,7 +28,7 @@ from adaptive_runtime.offload.split.plans import (
     PreferredPlacements,
 )
 from adaptive_runtime.offload.split.replanning import EnvelopePlacements, ReplanRules
-from adaptive_runtime.offload.split.requests import Array, Flight, SplitAnswer, SplitCounts, SplitEvent, SplitOptions
+from adaptive_runtime.offload.split.requests import Flight, SplitAnswer, SplitCounts, SplitEvent, SplitOptions
 from adaptive_runtime.offload.split.runner import SplitRunner
 from adaptive_runtime.offload.split.segments import HomeSegments, SplitSubNet
 
@@ -35,7 +36,7 @@ CLOSE_LIMIT_S = 10.0
 T = TypeVar("T")
 
 
-class SplitNetwork:
+class SplitNetwork(Closing):
     """An open SubNet. devices: by the names in the plans. plans: a fixed preference, or an object that chooses the plan.
 
     home: runs segments in this process; None: the runtime of the SubNet's files. links: shared with other SubNets over the same
@@ -137,14 +138,6 @@ class SplitNetwork:
         self._closed = True
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join(CLOSE_LIMIT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -13,9 +13,9 @@ from math import inf
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.offload.links import MeasuredLink
 from adaptive_runtime.offload.links.measures import WeightedMean
@@ -37,8 +37,6 @@ SLOW_DOWN = 1
 """Index of the coordinator's slow-down among the factors of a plane."""
 UNKNOWN_MS = 1e9
 """Time of a round trip or a byte over an unknown link: a plan that needs the link is slower than any other."""
-
-PlaneArray = NDArray[np.float64]
 
 
 class ReplanRules(Message):
@@ -171,7 +169,7 @@ class _Candidates(NamedTuple):
 
     numbers: tuple[int, ...]
     rows: dict[int, int]
-    planes: PlaneArray
+    planes: Values
 
 
 class EnvelopePlacements:
@@ -295,7 +293,7 @@ class EnvelopePlacements:
             self._better_since_s = None
         return self.plans.plans[self.number]
 
-    def _plane(self, one: _CodedPlan) -> PlaneArray:
+    def _plane(self, one: _CodedPlan) -> Values:
         """The plane of a plan, followed by its number of runs on the coordinator, and elsewhere for each coding."""
         plan = self.plans.plans[one.position]
         share = coded_share(one.coding)
@@ -350,7 +348,7 @@ class EnvelopePlacements:
             found = self._candidates[names] = _Candidates(numbers, rows, self._planes[list(numbers)])
         return found
 
-    def _factors(self, links: Mapping[str, MeasuredLink]) -> PlaneArray:
+    def _factors(self, links: Mapping[str, MeasuredLink]) -> Values:
         """Current values (3 + 3 · devices + 2 · ways + codings,) by which the vectors of `_plane` are multiplied."""
         values = [1.0, self.slow_down]
         for name in self.plans.peers:
@@ -403,7 +401,7 @@ def _ways(plans: PlacementPlans) -> dict[str, tuple[str, str]]:
     return {name: pairs[name] for name in sorted({name for plan in plans.plans for name in plan.straight})}
 
 
-def plane_of(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> PlaneArray:
+def plane_of(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], share: float) -> Values:
     """A plan as the vector of its factors (2 + 3 · devices + 2 · ways,).
 
     Factors of 1, the coordinator's slow-down, each link's round trip and bytes up and down, and the extra times of direct

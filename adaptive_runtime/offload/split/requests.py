@@ -18,10 +18,9 @@ from functools import partial
 from itertools import pairwise, permutations
 from typing import Annotated, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.offload.links import (
@@ -35,8 +34,6 @@ from adaptive_runtime.offload.links import (
 )
 from adaptive_runtime.offload.split.plans import Leg, way_name
 from profiling_agents.messages import ActivationCoding, GivenTimes, Message, SentActivation, ServedSubNet
-
-Array = NDArray[np.float32]
 
 
 class LegTimes(NamedTuple):

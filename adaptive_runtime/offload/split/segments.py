@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import (
     SEGMENTS_FILE,
@@ -145,7 +145,6 @@ def _job(
     return JobMessage.model_validate(fields)
 
 
-Array = NDArray[np.float32]
 FIRST_RUNS = 5
 FADING = 0.98
 NOT_FP32 = ("use_vulkan_compute", "use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")

@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage
-from adaptive_runtime.base.numbers import RecursiveLeastSquares, clipped_share
+from adaptive_runtime.base.numbers import Positive, RecursiveLeastSquares, clipped_share
 from adaptive_runtime.state.sensing.state import HitRateSource, SensedState
 from profiling_agents.messages import MIB, AgentError, Message, one_line
 from profiling_agents.sensing.machine import CacheFlush, available_cores, last_level_cache_bytes
@@ -200,8 +200,6 @@ CALIBRATION_ROUNDS = 4
 CLEAR = 1.2
 """A read from memory must take at least this many times as long as one from the caches; else the probe is useless."""
 
-Nanoseconds = Annotated[float, Field(gt=0)]
-
 
 class ProbeCalibration(FileMessage):
     """Time to read one line on the quiet device: `hit_ns` from the caches, `miss_ns` from memory."""
@@ -210,8 +208,8 @@ class ProbeCalibration(FileMessage):
     NEXT_STEP: ClassVar[str] = "calibrate again on the quiet device"
 
     buffer_mib: Annotated[float, Field(gt=0)]
-    hit_ns: Nanoseconds
-    miss_ns: Nanoseconds
+    hit_ns: Positive
+    miss_ns: Positive
 
     @model_validator(mode="after")
     def _memory_is_slower(self) -> Self:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_runtime.base.numbers import clipped_share
+from adaptive_runtime.base.process import KIB_PER_MIB
 from adaptive_runtime.state.sensing.state import Pressure
 from profiling_agents.messages import MIB
 from profiling_agents.sensing.machine import available_cores
@@ -308,9 +309,6 @@ def _group_use(before: _Snapshot, now: _Snapshot) -> dict[str, float]:
         )
         found["group_throttled"] = clipped_share(throttled / periods) if periods > 0 else 0.0
     return found
-
-
-KIB_PER_MIB = 1024
 
 
 class MemorySensor:

@@ -4,15 +4,11 @@ A value that the device lacks or did not report is None. The load index (AdaScal
 of CPU, GPU and memory.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from adaptive_runtime.base.numbers import clipped_share
+from adaptive_runtime.base.numbers import NotNegative, Share, clipped_share
 from profiling_agents.messages import Message
 
-Share = Annotated[float, Field(ge=0, le=1)]
-NotNegative = Annotated[float, Field(ge=0)]
 HitRateSource = Literal["counters", "probe", "learned"]
 
 
@@ -82,15 +78,12 @@ class SensedState(Message):
         return clipped_share(1.0 - self.memory_available_mib / self.memory_total_mib)
 
 
-Weight = Annotated[float, Field(ge=0)]
-
-
 class LoadWeights(Message):
     """Weights of the parts."""
 
-    cpu: Weight = 1.0
-    gpu: Weight = 1.0
-    memory: Weight = 1.0
+    cpu: NotNegative = 1.0
+    gpu: NotNegative = 1.0
+    memory: NotNegative = 1.0
 
 
 def load_index(state: SensedState, weights: LoadWeights | None = None) -> float | None:

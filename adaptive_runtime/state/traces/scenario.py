@@ -17,9 +17,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.numbers import Positive, Share
 from adaptive_runtime.state.traces.trace import (
     PATTERNS,
-    LoadPressure,
     LoadTrace,
     Pattern,
     PressureResponse,
@@ -138,9 +138,7 @@ class PlayedTrace:
         time.sleep(max(0.0, time_s - self.now_s))
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
 FromTo = tuple[Share, Share]
-Positive = Annotated[float, Field(gt=0)]
 ShortName = Annotated[str, Field(min_length=1, max_length=64)]
 EVERY_S = 1.0
 
@@ -179,9 +177,9 @@ class ScenarioPhase(Message):
     battery: FromTo = (1.0, 1.0)
     charging: bool = False
     memory: FromTo = (1.0, 1.0)
-    cpu: LoadPressure = 0.0
-    bandwidth: LoadPressure = 0.0
-    cache: LoadPressure = 0.0
+    cpu: Share = 0.0
+    bandwidth: Share = 0.0
+    cache: Share = 0.0
     load: Pattern | None = None
     drift: PhaseDrift | None = None
     peers: dict[ShortName, PhaseLink] = Field(default_factory=dict)

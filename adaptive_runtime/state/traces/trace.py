@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
+from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.numbers import clipped_share
+from adaptive_runtime.base.numbers import NotNegative, Share, clipped_share
 from adaptive_runtime.state.sensing import SensedState
 from profiling_agents.messages import Message, one_line
 
@@ -45,10 +46,6 @@ class RecordedTrace(Message):
             raise AdaptiveError(str(file), one_line(error), next_step=cls.AGAIN) from error
 
 
-Time = Annotated[float, Field(ge=0)]
-LoadPressure = Annotated[float, Field(ge=0, le=1)]
-
-
 class LoadTrace(RecordedTrace):
     """Piecewise constant pressure of other programs as shares (T,), and slow-down by class (C, T).
 
@@ -62,13 +59,13 @@ class LoadTrace(RecordedTrace):
     origin: str
     seed: int | None = None
     duration_s: Annotated[float, Field(gt=0)]
-    times_s: Annotated[tuple[Time, ...], Field(min_length=1)]
-    cpu: tuple[LoadPressure, ...]
-    bandwidth: tuple[LoadPressure, ...]
-    cache: tuple[LoadPressure, ...] = ()
-    memory: tuple[LoadPressure, ...] = ()
+    times_s: Annotated[tuple[NotNegative, ...], Field(min_length=1)]
+    cpu: tuple[Share, ...]
+    bandwidth: tuple[Share, ...]
+    cache: tuple[Share, ...] = ()
+    memory: tuple[Share, ...] = ()
     slow_down: tuple[tuple[Annotated[float, Field(gt=0)], ...], ...]
-    arrivals_s: tuple[Time, ...] = ()
+    arrivals_s: tuple[NotNegative, ...] = ()
 
     @model_validator(mode="after")
     def _times_rise_and_have_values(self) -> Self:
@@ -101,7 +98,6 @@ class LoadTrace(RecordedTrace):
         return np.searchsorted(self.times_s, times_s, side="right") - 1
 
 
-Values = NDArray[np.float64]
 Pattern = Literal["steps", "random", "user", "bursts"]
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 STEP_S = 10.0

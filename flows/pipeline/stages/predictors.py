@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.config import FlowConfig
 from flows.pipeline import pages
+from flows.pipeline.refusals import GRAPH_FILE
 from flows.pipeline.results import of
 from flows.pipeline.run import Run
 from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Outputs, StageSpec
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from tasks.prediction import latency, resources, sensitivity
 else:
     globals().update(later_names(__file__))
-
-GRAPH_FILE = "graph.json"
-"""The SuperNet without its weights, in the folder of a SuperNet. Engines and look-up tables do not depend on weights."""
 
 
 def _profile(at: Context, out: Path, progress: Progress) -> StageResult:

@@ -6,11 +6,9 @@ import torch
 from torch.nn import functional
 
 from tasks.adaptation.methods.record import OptimiserSteps, entropies, forward, reliable_weights
+from tasks.adaptation.methods.tent import NEWEST_SHARE
 from tasks.adaptation.settings import MethodSettings
 from tasks.evaluation.adapted import AdaptiveSubnet
-
-NEWEST_SHARE = 0.1
-"""Share of the latest batch in the mean answer."""
 
 
 class Eata:

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from adaptive_runtime.bundle.chains import InputsPreparation
-from adaptive_runtime.samples.inputs import Spectrogram, TextPreparation
+from adaptive_runtime.bundle.bundles import BundleDevice, BundleOrigin
+from adaptive_runtime.bundle.chains import ImagePreparation, InputsPreparation
+from adaptive_runtime.samples.inputs import TextPreparation
 from profiling_agents.messages import Capabilities, LayerTiming
 from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.stored import Named, Predicted, Record, Stored
@@ -162,27 +163,6 @@ class Architecture(Record):
     variables: tuple[VariableChoice, ...]
 
 
-class Origin(Record):
-    """The origin of a SubNet."""
-
-    network: dict[str, str]
-    data: str
-    digests: dict[str, str]
-
-
-class CardDevice(Record):
-    """The device on which latencies were measured."""
-
-    backend: str
-    version: str
-    provider: str
-    precision: str
-    threads: int
-    cpu_model: str
-    system: str
-    fingerprint: str
-
-
 class UsedEngine(Record):
     """The options of the runtime with which the device ran the SubNet; other options are the runtime's defaults.
 
@@ -193,25 +173,6 @@ class UsedEngine(Record):
     choices: dict[str, str]
     speed_up: float
     kept: dict[str, float]
-
-
-class Preparation(Record):
-    """The preprocessing of an image by an application, from values in [0, 1] to the network's input. In this order:
-
-    `crop`; scale to height and width `resolution` by `interpolation`; subtract `mean`, divide by `deviation`, by channel; scale
-    to `size` (height, width) by `size_interpolation` if it differs. If data are signals, `spectrogram` makes the image, with
-    height and width `resolution`, and nothing is cut or scaled before the mean is subtracted.
-    """
-
-    colours: Literal["RGB", "grey"]
-    crop: str
-    resolution: int
-    interpolation: str
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    size: tuple[int, int]
-    size_interpolation: str
-    spectrogram: Spectrogram | None = None
 
 
 class Decoding(Record):
@@ -255,7 +216,7 @@ class Card(Named, Stored):
 
     batch: int
     input_shape: tuple[int, ...]
-    preparation: Preparation | TextPreparation | InputsPreparation
+    preparation: ImagePreparation | TextPreparation | InputsPreparation
     classes: tuple[str, ...]
     macs: int
     parameters: int
@@ -264,9 +225,9 @@ class Card(Named, Stored):
     files: dict[str, ExportedFile]
     predicted_ms: float
     latency: Latency
-    device: CardDevice
+    device: BundleDevice
     engine: UsedEngine | None = None
-    made_from: Origin
+    made_from: BundleOrigin
     problem: str = "classification"
     metric: str | None = None
     decoding: Decoding | None = None

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array, Integers
 from adaptive_runtime.samples.boxes import HEADS, DetectionHead, Detections, detect, iou
 from importing import Later
 from tasks.base.schemas.exports import Decoding
@@ -43,8 +44,6 @@ else:
     torch = Later("torch")
 
 
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float32]
 THRESHOLDS: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
 RECALLS = np.linspace(0, 1, 101)
 MOST_DETECTIONS = 100
@@ -57,14 +56,14 @@ class JudgedImage:
     T: one entry for each threshold passed to `judged`.
     """
 
-    scores_D: Floats
+    scores_D: Array
     classes_D: Integers
     right_TD: NDArray[np.bool_]
     boxes_M: Integers
 
 
 def judged(
-    detections: Detections, classes_M: Integers, boxes_M4: Floats, thresholds: Sequence[float] = THRESHOLDS
+    detections: Detections, classes_M: Integers, boxes_M4: Array, thresholds: Sequence[float] = THRESHOLDS
 ) -> JudgedImage:
     """The judgement of an image's detections; boxes are in the unit of its detections."""
     places, rights = [np.empty(0, dtype=np.int64)], [np.empty((len(thresholds), 0), dtype=bool)]
@@ -82,7 +81,7 @@ def judged(
     )
 
 
-def _right(iou_DM: Floats, thresholds: Sequence[float]) -> NDArray[np.bool_]:
+def _right(iou_DM: Array, thresholds: Sequence[float]) -> NDArray[np.bool_]:
     """Right detections (T, D): each detection in turn takes the free box that it overlaps most with."""
     found_TD = np.zeros((len(thresholds), len(iou_DM)), dtype=bool)
     for right_D, threshold in zip(found_TD, thresholds, strict=True):

@@ -27,6 +27,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Integers
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.model.opening import serving_formats
 from adaptive_runtime.model.variants import BundleVariants
@@ -264,8 +265,6 @@ BUSY_TIMES = ("user", "nice", "system", "irq", "softirq", "steal")
 CALM_REQUESTS = 10
 """Number of requests to the most accurate SubNet whose latencies determine the budget."""
 
-ImageNumbers = NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class _Asking:
@@ -275,7 +274,7 @@ class _Asking:
     images: int
     services: dict[System, AskedService] = field(default_factory=dict)
     answers: list[StressedAnswer] = field(default_factory=list)
-    requests: list[tuple[ImageNumbers, PackedBody]] = field(init=False)
+    requests: list[tuple[Integers, PackedBody]] = field(init=False)
 
     def __post_init__(self) -> None:
         numbers = self.asked.requests(self.images)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from torch import nn
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES
 from adaptive_runtime.bundle.bundles import (
     BLOCKS_FILE,
     MOST_BYTES,
@@ -160,7 +161,6 @@ def _norms(file: Path) -> tuple[tuple[AdaptableNorm, ...], NormStatistics]:
 
 
 FILE_NAMES = "blocks.{}.onnx"
-WEIGHT_BYTES = 4
 CHECKED = 3
 """Random chains that are compared with torch, in addition to the largest SubNet."""
 
@@ -252,7 +252,7 @@ def _row(
         file=FILE_NAMES.format(number),
         input=ChainTensor(name=taken.name, shape=tuple(taken.shape)),
         output=ChainTensor(name=given.name, shape=tuple(given.shape)),
-        bytes=WEIGHT_BYTES * segment.parameters,
+        bytes=FLOAT_BYTES * segment.parameters,
         macs=segment.macs,
         accuracy_loss=losses.get(place),
     )

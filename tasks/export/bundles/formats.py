@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES
 from adaptive_runtime.base.numbers import clipped_share
 from adaptive_runtime.bundle.bundles import (
     CHAIN_FORMATS,
@@ -27,27 +28,22 @@ from adaptive_runtime.bundle.bundles import (
     SubNetMemory,
 )
 from adaptive_runtime.bundle.chains import (
-    ChainFormat,
     ChainManifest,
     ChainTensor,
-    ImagePreparation,
-    InputsPreparation,
-    SamplePreparation,
     session_options,
 )
+from adaptive_runtime.bundle.chains.runs import RUNTIMES
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.samples.inputs import TextPreparation, unpacked
+from adaptive_runtime.samples.inputs import unpacked
 from profiling_agents.messages import MIB, Capabilities
 from tailor_ir import SuperNet
-from tasks.base.schemas.exports import Card, ExportedFile, FileTensor, Preparation
+from tasks.base.schemas.exports import Card, ExportedFile, FileTensor
 from tasks.base.schemas.winners import LevelRow, Levels
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.chains import BundledChain
 from tasks.export.files import SUFFIXES, Images, in_batches
 from tasks.export.settings import FILES
 from tasks.measuring.settings import Tolerance
-
-WEIGHT_BYTES = 4
 
 
 def subnet_row(
@@ -64,7 +60,7 @@ def subnet_row(
         digest=card.digest,
         config=dict(card.config),
         input_shape=card.input_shape,
-        preparation=told_preparation(card.preparation),
+        preparation=card.preparation,
         nets=dict(nets),
         macs=card.macs,
         parameters=card.parameters,
@@ -72,19 +68,12 @@ def subnet_row(
         latency=_latency(card),
         predicted_ms=card.predicted_ms,
         energy_mj=card.latency.energy_mj,
-        memory=SubNetMemory(weights_mib=WEIGHT_BYTES * card.parameters / MIB, activations_mib=activations_bytes / MIB),
+        memory=SubNetMemory(weights_mib=FLOAT_BYTES * card.parameters / MIB, activations_mib=activations_bytes / MIB),
         exits=() if chain is None else _exits(chain, thresholds, policy),
         thresholds=thresholds,
         early=None if thresholds is None else _early(policy),
         adapted=None if card.adapted is None else card.adapted.sha256,
     )
-
-
-def told_preparation(prepared: Preparation | TextPreparation | InputsPreparation) -> SamplePreparation:
-    """The preparation of a model card in the form of manifests."""
-    if isinstance(prepared, TextPreparation | InputsPreparation):
-        return prepared
-    return ImagePreparation.model_validate(prepared.to_json())
 
 
 def _latency(card: Card) -> SubNetLatency | None:
@@ -116,7 +105,6 @@ def _early(policy: SubnetPolicy | None) -> EarlyAnswers | None:
     return EarlyAnswers.model_validate({name: getattr(policy.tested, name) for name in EarlyAnswers.model_fields})
 
 
-RUNTIMES: Mapping[ChainFormat, str] = {"onnx": "onnxruntime", "ncnn": "ncnn"}
 WITH_CHAIN: tuple[BundleFormat, ...] = ("ncnn", "ncnn_bf16")
 """Formats besides ONNX whose exported files have segments."""
 
@@ -181,7 +169,7 @@ class FurtherFormat:
         return BundledNet(
             files=names,
             input=chain_input(file.run.inputs),
-            output=ChainTensor.model_validate(file.run.outputs[0].model_dump()),
+            output=chain_tensor(file.run.outputs[0]),
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
             relative_difference=self._difference(folder / names[0], file, checked, batch),
@@ -199,9 +187,14 @@ class FurtherFormat:
         return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
+def chain_tensor(one: FileTensor) -> ChainTensor:
+    """A tensor of a file in the form of manifests. ValueError: neither float32 nor int64."""
+    return ChainTensor.model_validate(one.model_dump())
+
+
 def chain_input(tensors: Iterable[FileTensor]) -> ChainTensor:
     """The input of a network; if it has several, the first one, with the others in `beside`."""
-    first, *others = (ChainTensor.model_validate(one.model_dump()) for one in tensors)
+    first, *others = map(chain_tensor, tensors)
     return first.model_copy(update={"beside": tuple(others)}) if others else first
 
 

@@ -22,19 +22,18 @@ from adaptive_runtime.bundle.bundles import (
     SIGNATURE_FILE,
     AdaptableNet,
     AdaptationSource,
-    BundleDevice,
     BundledNet,
     BundledPlacement,
     BundledSubNet,
     BundleFormat,
     BundleManifest,
-    BundleOrigin,
     BundleRun,
     FileFacts,
     read_key,
     signature,
 )
 from adaptive_runtime.bundle.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
+from adaptive_runtime.bundle.chains.runs import RUNTIMES
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import parse_rules
 from adaptive_runtime.samples.inputs import input_forms
@@ -62,15 +61,14 @@ from tasks.export.bundles.extras import (
     write_source_images,
 )
 from tasks.export.bundles.formats import (
-    RUNTIMES,
     WITH_CHAIN,
     FurtherFormat,
     chain_input,
+    chain_tensor,
     run_onnx,
     subnet_row,
-    told_preparation,
 )
-from tasks.export.card import preparation, write_vocabulary
+from tasks.export.card import card_device, preparation, write_vocabulary
 from tasks.export.chain_files import chain_statistics
 from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, copy_ncnn_chain
 from tasks.export.files import Images, in_batches, references
@@ -221,7 +219,7 @@ class _Writer:
             self._write_blocks(blocks[1])
         write_vocabulary(self.images.dataset.scaling.vocabulary, self.folder)
         if self.settings.adaptable:
-            prepared = told_preparation(cards[0].preparation)
+            prepared = cards[0].preparation
             assert isinstance(prepared, ImagePreparation), "weights adapt to images alone"
             write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
@@ -240,7 +238,7 @@ class _Writer:
         module = net.build(config, statistics)
         inputs, _ = references(net, module, config, self.images, self.settings.check_images)
         run = self._run("onnx").settings
-        prepared = told_preparation(preparation(describe(self.images.dataset), net.input_shapes(config)))
+        prepared = preparation(describe(self.images.dataset), net.input_shapes(config))
         assert isinstance(prepared, ImagePreparation), "blocks are searched with images alone"
         found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.request.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
@@ -263,8 +261,8 @@ class _Writer:
             subnets=tuple(rows),
             runs=self._runs(formats),
             classes=cards[0].classes,
-            device=BundleDevice(**{name: getattr(self.request.device, name) for name in BundleDevice.model_fields}),
-            made_from=BundleOrigin.model_validate(cards[0].made_from.model_dump()),
+            device=card_device(self.request.device),
+            made_from=cards[0].made_from,
             predicted_error=mean(errors) if errors else None,
             calibration=CALIBRATION_FILE,
             source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
@@ -376,7 +374,7 @@ class _Writer:
         return BundledNet(
             files=names,
             input=chain_input(own.run.inputs),
-            output=ChainTensor.model_validate(own.run.outputs[0].model_dump()),
+            output=chain_tensor(own.run.outputs[0]),
             chain=None if chain is None else chain.name,
             chain_files=() if chain is None else tuple(chain.manifest.written()),
             relative_difference=max(own.relative_difference, 0.0 if chain is None else chain.difference),

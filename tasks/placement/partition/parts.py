@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.files import sha256_of
 from adaptive_runtime.bundle.chains import PARTS_FILE, NcnnPair, PartsManifest, PartTensor, SubnetPart
 from profiling_agents.client import ModelJob, RunError, local_agent
@@ -124,7 +125,6 @@ def digests_of(folder: Path, files: Sequence[str], pairs: Sequence[tuple[str, st
     return {name: sha256_of(folder / name) for name in names}
 
 
-Array = NDArray[np.float32]
 MOST_NAME = 200
 NO_WEIGHTS = bytes(4)
 """Content instead of an empty file, which cannot be sent; ncnn reads nothing of it."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import FLOAT_BYTES
 from profiling_agents.messages import CODED_BYTES, MIB, ActivationCoding
 from solvers.partition import (
     Dataflow,
@@ -145,7 +146,6 @@ def _newest(folder: Path) -> Path | None:
     return max(made, key=lambda path: (made[path], path.name), default=None)
 
 
-FLOAT_BYTES = 4
 OTHERS = {
     "all at home": all_at_home,
     "all remote": all_remote,

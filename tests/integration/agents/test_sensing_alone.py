@@ -10,8 +10,6 @@ from profiling_agents import sensing
 
 MODULES = [f"profiling_agents.sensing.{module.name}" for module in pkgutil.iter_modules(sensing.__path__)]
 NEEDED = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "psutil"}
-MORE = {"profiling_agents.sensing.machine": {"numpy"}}
-"""What one module alone needs: `caches` fills a large array."""
 OWN_PACKAGES = {"lines", "messages", "sensing"}
 ROOMS = {"importing", "profiling_agents"}
 LISTED = """
@@ -36,7 +34,7 @@ def loaded(*modules: str) -> set[str]:
 def test_a_process_that_imports_sensing_has_no_library_but_those_it_needs(module: str) -> None:
     first_names = {name.partition(".")[0] for name in loaded(module) if not name.startswith("_sysconfigdata")}
     assert "profiling_agents" in first_names
-    assert first_names <= NEEDED | MORE.get(module, set()) | ROOMS
+    assert first_names <= NEEDED | ROOMS
 
 
 def test_sensing_imports_messages_and_lines_alone_of_its_own_room() -> None:

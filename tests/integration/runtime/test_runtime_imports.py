@@ -38,7 +38,7 @@ print(*sorted(name for name, module in sys.modules.items() if module and name no
     [
         (None, NEEDED, {"lines", "messages", "sensing", "streams"}),
         (COMMANDS, NEEDED, {"lines", "messages", "sensing", "network", "streams", "startup", "checksums"}),
-        (SERVICE, NEEDED | SERVED, {"lines", "messages", "sensing", "network", "streams", "checksums"}),
+        (SERVICE, NEEDED | SERVED, {"lines", "messages", "sensing", "network", "streams", "checksums", "frames"}),
     ],
     ids=["rest", "commands", "service"],
 )

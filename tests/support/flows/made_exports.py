@@ -7,16 +7,15 @@ import onnx
 from onnx import TensorProto, helper
 
 from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle.bundles import BundleDevice, BundleOrigin
 from tasks.base.schemas.exports import (
     Card,
-    CardDevice,
     ExportedFile,
     ExportedWinner,
     Exports,
     FileRun,
     FileTensor,
     Latency,
-    Origin,
 )
 
 SHAPE = (1, 3)
@@ -48,7 +47,7 @@ def _card(file: Path) -> Card:
     image, answer = (FileTensor(name=name, shape=SHAPE) for name in ("image", "answer"))
     ends: dict[str, Any] = {"inputs": (image,), "outputs": (answer,)}
     good = ExportedFile(state="ok", sha256={file.name: sha256_of(file)})
-    device = CardDevice(
+    device = BundleDevice(
         backend="ncnn", version="1", provider="cpu", precision="fp32", threads=1, cpu_model="a processor",
         system="a system", fingerprint="f",
     )  # fmt: skip
@@ -62,6 +61,6 @@ def _card(file: Path) -> Card:
         "accuracy": {"test": 0.5},
         "latency": Latency.model_construct(**timed),
         "device": device,
-        "made_from": Origin(network={"name": "a/net"}, data="digits", digests={}),
+        "made_from": BundleOrigin(network={"name": "a/net"}, data="digits", digests={}),
     }
     return Card.model_construct(**known)

@@ -49,11 +49,9 @@ def test_spectrograms_are_drawn_with_the_answers_of_both_ends_and_images_are_not
 def test_card_and_manifest_have_the_spectrogram_where_there_is_one_and_else_no_word_of_it() -> None:
     for settings, wanted in ((MOTION, True), (IMAGES, False)):
         told = image_preparation(describe(load_splits(settings)["test"]), (1, 3, 16, 16))
-        manifest = ImagePreparation.model_validate(told.to_json())
-        assert ("spectrogram" in told.to_json()) == wanted
-        assert ("spectrogram" in manifest.model_dump()) == wanted
-        assert ImagePreparation.model_validate_json(manifest.model_dump_json()) == manifest
-        assert manifest.spectrogram == told.spectrogram
+        assert ("spectrogram" in told.model_dump(exclude_unset=True)) == wanted
+        assert ("spectrogram" in told.model_dump()) == wanted
+        assert ImagePreparation.model_validate_json(told.model_dump_json()) == told
 
 
 def test_a_supernet_of_one_kind_of_signals_is_refused_for_another(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_change_counts_when_the_stage_can_reach_it(project: Path, changed: str
     assert (code_version(f"{project.name}.stage") != before) == expected
 
 
-@pytest.mark.parametrize("solver", ["exact", "ordering"])
+@pytest.mark.parametrize("solver", ["exact", "chain"])
 def test_a_change_in_a_solver_is_another_version_of_the_search(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_version("tasks.search")
     changed = Path(str(importlib.import_module(f"solvers.{solver}").__file__)).resolve()
