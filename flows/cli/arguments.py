@@ -8,26 +8,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from flows.cli.words import COMMANDS, FLAGS, GONE, command_help, general_help
+from flows.config.validate import nearest
 from tasks.base.errors import UserError
 from tasks.search.choose import FILE_END, FORMS, Question, RuleKind, WinnerRule, pick
 
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
-ADAPTING = "adapt"
-CLEAN = "clean"
-COMPARING = "compare"
 CONFIG = "job"
 """Hydra's name for the config that `--cfg` shows."""
-EXPORTING = "export"
-FLEET = "fleet"
-CONVERTING = "convert"
-DEPLOYING = "deploy"
-NIGHTLY = "nightly"
-PARTITIONING = "partition"
-STRESSING = "stress"
-GIVEN = "supernet="
-"""Prefix of the option that names a given SuperNet."""
-MODEL_END = ".onnx"
-WITH_WORDS = ("lut", FLEET, COMPARING, DEPLOYING, STRESSING, CLEAN)
+PATHS = ("--json", "--config-dir", "--to")
+NESTED = ("profile", "rollout")
+"""Options of actions that have options of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +42,9 @@ class Arguments:
     @property
     def adapts(self) -> bool:
         """Whether the command starts from a given SuperNet: `adapt`, or `nightly` with one."""
-        given = any(text.lstrip("+").startswith(GIVEN) for text in self.overrides)
-        return self.command == ADAPTING or (self.command == NIGHTLY and given)
+        when = COMMANDS[self.command].adapts
+        given = any(text.lstrip("+").startswith("supernet=") for text in self.overrides)
+        return when == "always" or (when == "supernet=" and given)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,56 +73,59 @@ def parse(argv: Sequence[str]) -> Arguments:
     found = _parser(command).parse_intermixed_args(_with_a_view_value(rest))
     _check_flags(command, found)
     view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
-    words = tuple(word for word in found.overrides if _is_word(command, word))
+    words = tuple(filter(COMMANDS[command].is_word, found.overrides))
     overrides = tuple(word for word in found.overrides if word not in words)
+    same = {name: getattr(found, name) for name in ("json", "multirun", "dry_run", "device", "to", "package")}
     arguments = Arguments(
-        command,
-        overrides,
-        found.json,
-        found.multirun,
-        found.config_dir,
-        view,
-        found.dry_run,
-        words,
-        found.device,
-        _question(command, found, words, overrides),
-        _shows_config(found),
-        found.to,
-        found.package,
+        command=command,
+        overrides=overrides,
+        config_folder=found.config_dir,
+        view=view,
+        words=words,
+        question=_question(command, found, words, overrides),
+        shows_config=_shows_config(found),
+        **same,
     )
     _check_paths(arguments)
     _check_view(arguments)
     return arguments
 
 
-def _is_word(command: str, text: str) -> bool:
-    """Whether a word is a name or a file that the command takes, not an override."""
-    if command == CONVERTING:
-        return "=" not in text or text.endswith(MODEL_END)
-    return "=" not in text and (command in WITH_WORDS or (command == EXPORTING and text.endswith(FILE_END)))
-
-
 def _parser(command: str) -> _Parser:
     parser = _Parser(prog=f"autotailor {command}", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--multirun", "-m", action="store_true")
-    parser.add_argument("--config-dir", type=Path)
-    parser.add_argument("--view")
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--device")
-    parser.add_argument("--budget-ms")
-    parser.add_argument("--accuracy-share")
-    parser.add_argument("--knee", action="store_true")
-    parser.add_argument("--to", type=Path)
-    parser.add_argument("--cfg", "-c")
-    parser.add_argument("--package", "-p")
+    for name, flag in FLAGS.items():
+        names = [form.split()[0] for form in flag.form.split(", ")]
+        if " " in flag.form.split(", ")[0]:
+            parser.add_argument(*names, type=Path if name in PATHS else str)
+        else:
+            parser.add_argument(*names, action="store_true")
     return parser
 
 
-def _check_command(command: str) -> None:
-    from flows.config.validate import nearest
+def check_action(arguments: Arguments) -> None:
+    """UserError: unknown action, too few or many words, or options that the action does not have."""
+    name, words = arguments.command, arguments.words[1:]
+    command, action = COMMANDS[name], (*arguments.words[:1], "")[0]
+    if action not in command.options:
+        hint = nearest(action, command.options) or f"see '{command.page}'"
+        got = f"'{action}' is unknown" if action else "nothing to do"
+        raise UserError(name, got, allowed=", ".join(command.actions), next_step=hint)
+    form = next(form for form in command.actions if form.split()[0] == action)
+    places = form.split()[1:]
+    if len(words) < len(places) or (len(words) > len(places) and "SRC…" not in places):
+        got = f"got {len(words)} names"
+        raise UserError(f"{name} {action}", got, next_step=f"write autotailor {name} {form}")
+    options = command.options[action]
+    for override in arguments.overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        group = key.split(".")[0]
+        if (group if group in NESTED else key) not in options:
+            allowed = ", ".join(options) or "none"
+            raise UserError(f"option '{key}'", f"is not one of '{name} {action}'", allowed=allowed)
 
+
+def _check_command(command: str) -> None:
     if command in GONE:
         raise UserError(f"command '{command}'", "has gone", next_step=f"{GONE[command]} says how it is done without it")
     if command not in COMMANDS:
@@ -164,14 +158,15 @@ def _question(
     command: str, found: argparse.Namespace, words: Sequence[str], overrides: Sequence[str]
 ) -> Question | None:
     """The question to a search; None without one. UserError for impossible values."""
-    if command == COMPARING:
+    asks = COMMANDS[command].asks
+    if asks == "pair":
         if len(words) != 2:
-            form = f"autotailor {COMPARING} A B"
-            raise UserError(COMPARING, f"got {len(words)} SubNets", allowed=f"two: {FORMS}", next_step=f"write {form}")
+            form = f"autotailor {command} A B"
+            raise UserError(command, f"got {len(words)} SubNets", allowed=f"two: {FORMS}", next_step=f"write {form}")
         for word in words:
             pick(word)
         return Question(pair=(words[0], words[1]))
-    if command == EXPORTING and words:
+    if asks == "files" and words:
         for word in words:
             pick(word)
         if found.dry_run:

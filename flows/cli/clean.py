@@ -8,16 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.arguments import CLEAN, Arguments
-from flows.cli.terminal import Terminal
-from flows.config.compose import compose_config
-from flows.config.validate import validate
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Answer, Terminal
 from flows.storage import LockAddress, OutputPlace, local_folder
 from flows.storage.cleaning import FolderCleaner, Leftover, OutputCleaner, UrlCleaner
 from flows.storage.mirror import mirror_of
 from tasks.base.errors import UserError
 
-CleanAnswer = Mapping[str, Any]
 DAY_S = 24 * 3600.0
 KINDS = {
     "unfinished": "stages that killed runs were at",
@@ -40,18 +37,17 @@ class CleanConfig(BaseModel):
     remove: bool = False
 
 
-def config_of(arguments: Arguments) -> CleanConfig:
-    """The validated config. UserError for a word that is not an option."""
+def check(arguments: Arguments) -> Arguments:
+    """The arguments. UserError for a word that is not an option."""
     if arguments.words:
-        got, form = f"got '{arguments.words[0]}'", f"write autotailor {CLEAN} output_dir={arguments.words[0]}"
-        raise UserError(CLEAN, got, allowed="options alone", next_step=form)
-    return validate(CleanConfig, compose_config(CLEAN, arguments.overrides, arguments.config_folder))
+        got, form = f"got '{arguments.words[0]}'", f"write autotailor clean output_dir={arguments.words[0]}"
+        raise UserError("clean", got, allowed="options alone", next_step=form)
+    return arguments
 
 
-def execute(arguments: Arguments) -> CleanAnswer:
+def execute(arguments: Arguments, config: CleanConfig) -> Answer:
     """Look for leftovers, remove them if requested, show them, and return them as JSON. UserError: one line."""
-    config, terminal = config_of(arguments), Terminal()
-    cleaner = _cleaner(config)
+    terminal, cleaner = Terminal(), _cleaner(config)
     rows = _rows(cleaner.remove(terminal.say) if config.remove else cleaner.look())
     _show(config, rows, terminal)
     return {"output_dir": str(config.output_dir), "found": rows}

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from adaptive_runtime.base.errors import AdaptiveError, without_passwords
-from flows.cli.arguments import NIGHTLY, Arguments
+from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
-from flows.cli.words import CHOSEN_FOLDER, PLANNING
+from flows.cli.words import CHOSEN_FOLDER, COMMANDS
 from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.pipeline.stages import table_of
 from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
@@ -38,7 +38,6 @@ else:
 
 USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
 """Reported in one line with exit code 2; `UserError` is an `AdaptiveError`."""
-UNTIL = {"run": "report", NIGHTLY: "report", "compare": "search"}
 LONG = 200
 
 
@@ -46,7 +45,7 @@ def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | No
     """Run a command with a validated config, show its result, and return it as JSON. known: the result, if already complete."""
     command, question = arguments.command, arguments.question
     terminal = Terminal()
-    if arguments.dry_run and command not in PLANNING:
+    if arguments.dry_run and not COMMANDS[command].plans:
         expected = foresee(command, config, question)
         terminal.show(_forecast_table(expected))
         return {"dry_run": [row.to_json() for row in expected]}
@@ -71,7 +70,7 @@ def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | No
     if command == "enumerate":
         (stage,) = result["stages"]
         result |= listing(Path(stage["folder"]), stage["result"])
-    if night := result.get(NIGHTLY):
+    if night := result.get("nightly"):
         terminal.say(night["line"])
     return result
 
@@ -113,14 +112,14 @@ def write_chosen(row: Mapping[str, Any], file: Path) -> Path:
 
 def foresee(command: str, config: FlowConfig, question: Question | None = None) -> list[Expectation]:
     """A row for each stage of a command: complete or not, and why. Nothing is worked."""
-    return forecast(table_of(config), config.answering(question), UNTIL.get(command, command))
+    return forecast(table_of(config), config.answering(question), COMMANDS[command].until or command)
 
 
 def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | None) -> dict[str, Any]:
     """Call the flow of a command. Flows are loaded on demand: each describes its options to Prefect when loaded, which takes
     0.2 s.
     """
-    if command == NIGHTLY:
+    if command == "nightly":
         from flows.operations.nightly.night import night_of
 
         return night_of(config)
@@ -128,7 +127,7 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
         from flows.pipeline.tailoring import adapt
 
         return adapt(config, "plan" if dry_run else "report")
-    until = "plan" if dry_run else UNTIL.get(command, command)
+    until = "plan" if dry_run else COMMANDS[command].until or command
     if question and question.files:
         until = "search"  # the rest concerns the files' SubNets
     from flows.pipeline.tailoring import pipeline

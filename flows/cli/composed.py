@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.cli.arguments import CLEAN, CONVERTING, DEPLOYING, FLEET, PARTITIONING, STRESSING, Arguments
+from flows.cli.arguments import Arguments, check_action
+from flows.cli.words import COMMANDS, loaded
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups, nearest, validate
 from tasks.base.errors import UserError
@@ -60,44 +61,28 @@ def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | A
     return found
 
 
+def config_of(arguments: Arguments) -> Any:
+    """The validated config of a command that works no stage. UserError for words and options that it does not take."""
+    command = COMMANDS[arguments.command]
+    if command.actions:
+        check_action(arguments)
+    if command.check:
+        arguments = loaded(command.check)(arguments)
+    options = compose_config(arguments.command, arguments.overrides, arguments.config_folder)
+    config = validate(loaded(command.config), options)
+    if command.check_config:
+        loaded(command.check_config)(arguments, config)
+    return config
+
+
 def shown(arguments: Arguments) -> str:
     """The validated config as YAML, or the part that `--package` names; one document for each run of a sweep."""
-    if arguments.command == "lut":
-        from flows.cli.lut import check, config_of
-
-        check(arguments)
-        documents = [config_of(arguments).model_dump(mode="json")]
-    elif arguments.command == CONVERTING:
-        from flows.cli import convert
-
-        convert.check(arguments)
-        documents = [convert.config_of(arguments).model_dump(mode="json")]
-    elif arguments.command == PARTITIONING:
-        from flows.cli import partition
-
-        documents = [partition.config_of(arguments).model_dump(mode="json")]
-    elif arguments.command == DEPLOYING:
-        from flows.cli import deploy
-
-        documents = [deploy.config_of(arguments).model_dump(mode="json")]
-    elif arguments.command == FLEET:
-        from flows.cli import fleet
-
-        fleet.check(arguments)
-        documents = [fleet.config_of(arguments).model_dump(mode="json")]
-    elif arguments.command == STRESSING:
-        from flows.cli import stress
-
-        documents = [stress.config_of(arguments).model_dump(mode="json")]
-    elif arguments.command == CLEAN:
-        from flows.cli import clean
-
-        documents = [clean.config_of(arguments).model_dump(mode="json")]
+    if COMMANDS[arguments.command].config:
+        configs: list[Any] = [config_of(arguments)]
     else:
-        configs = [composed(overrides, arguments) for overrides in sweep_of(arguments)]
-        documents = [
-            validated(config, arguments).answering(arguments.question).model_dump(mode="json") for config in configs
-        ]
+        found = [composed(overrides, arguments) for overrides in sweep_of(arguments)]
+        configs = [validated(config, arguments).answering(arguments.question) for config in found]
+    documents = [config.model_dump(mode="json") for config in configs]
     return "---\n".join(_yaml(document, arguments.package) for document in documents)
 
 

@@ -1,24 +1,18 @@
 """`autotailor convert`: an .onnx file with fewer nodes and the same outputs."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from rich.table import Table
 
-from flows.cli.arguments import CONVERTING, MODEL_END, Arguments
-from flows.cli.terminal import Terminal
-from flows.config.compose import compose_config
-from flows.config.validate import validate
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Answer, Terminal
+from flows.cli.words import MODEL_END
 from profiling_agents.messages import MIB
 from tasks.base.errors import UserError
 
-FORM = f"autotailor {CONVERTING} IN{MODEL_END} OUT{MODEL_END}"
-
-ConvertAnswer = Mapping[str, Any]
-"""The JSON of `--json`: the fields of `tailor_ir.Conversion` without the model, and both files."""
+FORM = f"autotailor convert IN{MODEL_END} OUT{MODEL_END}"
 
 
 class ConvertConfig(BaseModel):
@@ -33,41 +27,34 @@ class ConvertConfig(BaseModel):
     fewest: bool = False
 
 
-def config_of(arguments: Arguments) -> ConvertConfig:
-    """The options of the command."""
-    return validate(ConvertConfig, compose_config(CONVERTING, arguments.overrides, arguments.config_folder))
-
-
-def check(arguments: Arguments) -> tuple[Path, Path]:
-    """The input and the output file. UserError: not two files, the same file, or no folder for the output."""
+def check(arguments: Arguments) -> Arguments:
+    """The arguments. UserError: not two files, the same file, or no folder for the output."""
     if len(arguments.words) != 2:
-        raise UserError(CONVERTING, f"got {len(arguments.words)} files", allowed="two", next_step=f"write {FORM}")
+        raise UserError("convert", f"got {len(arguments.words)} files", allowed="two", next_step=f"write {FORM}")
     source, target = map(Path, arguments.words)
     if source.resolve() == target.resolve() or (source.exists() and target.exists() and source.samefile(target)):
-        raise UserError(CONVERTING, f"'{target}' is read and written", next_step="name another file last")
+        raise UserError("convert", f"'{target}' is read and written", next_step="name another file last")
     if target.suffix != MODEL_END:
-        raise UserError(CONVERTING, f"got '{target}'", allowed=f"a file that ends in {MODEL_END}")
+        raise UserError("convert", f"got '{target}'", allowed=f"a file that ends in {MODEL_END}")
     if target.is_dir() or not target.resolve().parent.is_dir():
         reason = "is a folder" if target.is_dir() else "its folder does not exist"
-        raise UserError(CONVERTING, f"'{target}': {reason}", next_step="name a file in a folder that exists")
+        raise UserError("convert", f"'{target}': {reason}", next_step="name a file in a folder that exists")
     if arguments.json and arguments.json.resolve() in (source.resolve(), target.resolve()):
         raise UserError("--json", f"'{arguments.json}' is one of the models", next_step="name another file")
-    return source, target
+    return arguments
 
 
-def execute(arguments: Arguments) -> ConvertAnswer:
+def execute(arguments: Arguments, config: ConvertConfig) -> Answer:
     """Convert, show the changes, and return them as JSON. UserError, TailorError for bad input."""
-    source, target = check(arguments)
-    config = config_of(arguments)
-
     import tailor_ir
     from tasks.base.artifacts import write_bytes
 
+    source, target = map(Path, arguments.words)
     found = tailor_ir.convert(source, check=config.check, seed=config.seed, fewest=config.fewest)
     try:
         write_bytes(target, found.model.SerializeToString())
     except OSError as error:
-        raise UserError(CONVERTING, f"'{target}' cannot be written ({error.strerror})") from error
+        raise UserError("convert", f"'{target}' cannot be written ({error.strerror})") from error
     plain = ("nodes_before", "nodes_after", "bytes_before", "bytes_after", "difference")
     answer = {
         "source": str(source),
@@ -80,7 +67,7 @@ def execute(arguments: Arguments) -> ConvertAnswer:
     return answer
 
 
-def _show(answer: ConvertAnswer, terminal: Terminal) -> None:
+def _show(answer: Answer, terminal: Terminal) -> None:
     """Show a row for each rule, then both files."""
     table = Table(title=f"{answer['source']} → {answer['file']}", title_justify="left")
     table.add_column("rule")

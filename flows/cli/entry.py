@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.cli import BAD_INPUT
-from flows.cli.arguments import (
-    CLEAN,
-    CONVERTING,
-    DEPLOYING,
-    FLEET,
-    PARTITIONING,
-    STRESSING,
-    Arguments,
-    help_of,
-    parse,
-)
-from flows.cli.words import PLANNING, VIEW_FILE
+from flows.cli.arguments import Arguments, help_of, parse
+from flows.cli.words import COMMANDS, VIEW_FILE, loaded
 from flows.machine import Terminated, end_at_once_from_now, interruptible, is_interrupted, quick_imports
 from profiling_agents.lines import chain, printable
 from tasks.base.errors import UserError
@@ -31,8 +21,6 @@ INTERRUPTED = 130
 TERMINATED = 143
 REGRESSED = 3
 MOST_OF_NAME = 200
-COMPLETED = ("run", "adapt")
-"""Commands whose results are found again when all stages are complete."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,14 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 after Ctrl-C, 143 after SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["agent"]:
-        from profiling_agents.cli import main as agent
-
-        return agent(words[1:])
-    if words[:1] == ["relay"]:
-        from profiling_agents.cli import relay
-
-        return relay(words[1:])
+    service = COMMANDS[words[0]].service if words and words[0] in COMMANDS else ""
+    if service:
+        return int(loaded(service)(words[1:]))
     if words == ["--version"]:
         print(f"autotailor {version('autotailor')}")
         return 0
@@ -100,14 +83,12 @@ def _execute(arguments: Arguments) -> int:
     """Compose, validate and refuse; then start the server, which loads while the libraries are imported."""
     from flows.cli.composed import composed, shown, sweep_of, validated
 
+    command = COMMANDS[arguments.command]
     if arguments.shows_config:
         print(shown(arguments), end="")
         return 0
-    if arguments.command in ("lut", CLEAN, CONVERTING, PARTITIONING):
+    if command.run:
         return _execute_alone(arguments)
-
-    if arguments.command in (DEPLOYING, FLEET, STRESSING):
-        return _execute_bundle(arguments)
 
     from flows.machine import prepare
     from flows.machine.server import start_server
@@ -115,7 +96,7 @@ def _execute(arguments: Arguments) -> int:
     sweep = sweep_of(arguments)
     with quick_imports():
         valid = [validated(composed(overrides, arguments), arguments) for overrides in sweep]
-    worked = not arguments.dry_run or arguments.command in PLANNING
+    worked = not arguments.dry_run or command.plans
     _refuse_impossible(valid, worked=worked)
     prepare(quiet=True)
     known = _complete(arguments, valid[0])
@@ -141,7 +122,7 @@ def _execute(arguments: Arguments) -> int:
 
 def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[str, Any] | None:
     """The result of a run with all stages complete, which needs no server; None if something is to be worked."""
-    if arguments.command not in COMPLETED or arguments.multirun or arguments.dry_run or arguments.question:
+    if not COMMANDS[arguments.command].is_found_again or arguments.multirun or arguments.dry_run or arguments.question:
         return None
     from flows.pipeline.complete import found_again, is_remembered
 
@@ -166,37 +147,26 @@ def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: 
 
 def _execute_alone(arguments: Arguments) -> int:
     """Execute a command that works no stage."""
-    if arguments.command in (CONVERTING, PARTITIONING):
-        from flows.cli import convert, partition
-        from tailor_ir import TailorError
+    from flows.cli.composed import config_of
 
-        try:
-            result: Any = (convert if arguments.command == CONVERTING else partition).execute(arguments)
-        except TailorError as error:
-            return _refuse(error)
-    else:
-        from flows.cli import clean, lut
-
-        result = (clean if arguments.command == CLEAN else lut).execute(arguments)
-    if arguments.json:
-        _write(arguments.json, result)
-    return 0
-
-
-def _execute_bundle(arguments: Arguments) -> int:
-    """Execute a command that takes bundles of finished runs."""
-    from adaptive_runtime.base.errors import AdaptiveError
-    from flows.cli import deploy, fleet, stress
-    from profiling_agents.messages import AgentError
-
-    modules: dict[str, Any] = {DEPLOYING: deploy, FLEET: fleet, STRESSING: stress}
     try:
-        result: Any = modules[arguments.command].execute(arguments)
-    except (AdaptiveError, AgentError) as error:
+        result = loaded(COMMANDS[arguments.command].run)(arguments, config_of(arguments))
+    except UserError:
+        raise
+    except _users_errors() as error:
         return _refuse(error)
     if arguments.json:
         _write(arguments.json, result)
     return 0
+
+
+def _users_errors() -> tuple[type[Exception], ...]:
+    """The errors that are one line; imported where one was raised, since a UserError needs none of their packages."""
+    from adaptive_runtime.base.errors import AdaptiveError
+    from profiling_agents.messages import AgentError
+    from tailor_ir import TailorError
+
+    return AdaptiveError, TailorError, AgentError
 
 
 def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:

@@ -7,20 +7,17 @@ for each kind of device, and devices check each other; only this action loads to
 import getpass
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 from rich.markup import escape
 from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
-from flows.cli.arguments import FLEET, Arguments
-from flows.cli.terminal import Terminal, TerminalProgress
-from flows.cli.words import FLEET_ACTIONS
-from flows.config.compose import compose_config
-from flows.config.validate import nearest, validate
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Answer, Terminal, TerminalProgress, age
 from profiling_agents.network.endpoint import Endpoint, read_token
 from tasks.base.errors import UserError, shortened
 from tasks.operations.fleet.devices import (
@@ -82,7 +79,6 @@ class FleetConfig(BaseModel):
         return given
 
 
-FleetAnswer = Mapping[str, Any]
 TOKEN_VARIABLE = "AUTOTAILOR_RELAY_TOKEN"
 
 
@@ -109,7 +105,7 @@ def endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoi
 STATES = ("sound", "odd", "failed", "unknown")
 
 
-def _profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _profile(registry: Registry, config: FleetConfig, word: str) -> Answer:
     """Profile the operators in a folder. UserError, AgentError: one line."""
     import numpy as np
 
@@ -122,7 +118,7 @@ def _profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
     token = token_of(config)
     if config.relay is None or token is None:
         next_step = "write relay=https://HOST:PORT token_file=FILE"
-        raise UserError(f"{FLEET} profile", "devices are measured through their relay", next_step=next_step)
+        raise UserError("fleet profile", "devices are measured through their relay", next_step=next_step)
     with registry.reading() as connection:
         names = [row.id for row in list_devices(connection)]
     access, operators = RelayAccess(config.relay, token, config.ca_file), read_operators(Path(word))
@@ -137,7 +133,7 @@ def _profile(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
     return _show_profile(found)
 
 
-def _show_profile(found: "FleetProfile") -> FleetAnswer:
+def _show_profile(found: "FleetProfile") -> Answer:
     table = Table("table", "devices", *STATES, "operators", "measured now", "measurements", "time, s")
     for kind in found.kinds:
         counts = [str(sum(one.state == state for one in kind.verdicts)) for state in STATES]
@@ -149,7 +145,7 @@ def _show_profile(found: "FleetProfile") -> FleetAnswer:
             if one.state in ("odd", "failed"):
                 Terminal().say(f"{one.device}: {one.state}: {one.reason}")
     if found.away:
-        Terminal().say(f"{len(found.away)} devices did not answer: see 'autotailor {FLEET} devices'")
+        Terminal().say(f"{len(found.away)} devices did not answer: see 'autotailor fleet devices'")
     kinds = [{**kind._asdict(), "verdicts": [one._asdict() for one in kind.verdicts]} for kind in found.kinds]
     return {"kinds": kinds, "away": dict(found.away)}
 
@@ -157,23 +153,23 @@ def _show_profile(found: "FleetProfile") -> FleetAnswer:
 SHOWN_DIGITS = 12
 
 
-def _serve(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _serve(registry: Registry, config: FleetConfig, word: str) -> Answer:
     from tasks.operations.fleet.service import serve_registry
 
     serve_registry(registry, BundleStore(config.files), endpoint(config, config.port))
     return {"served": True}
 
 
-def _relay(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _relay(registry: Registry, config: FleetConfig, word: str) -> Answer:
     from tasks.operations.fleet.service import serve_fleet_relay
 
     serve_fleet_relay(registry, endpoint(config, config.relay_port, token_of(config)), config.max_model_mib)
     return {"served": True}
 
 
-def _enrol(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _enrol(registry: Registry, config: FleetConfig, word: str) -> Answer:
     if config.to is None:
-        raise UserError(f"{FLEET} enrol", "tokens go into a file", next_step="write to=FILE")
+        raise UserError("fleet enrol", "tokens go into a file", next_step="write to=FILE")
     owner = config.owner or getpass.getuser()
     with registry.writing() as connection:
         made = new_enrolment(connection, owner, valid_s=3600 * config.valid_hours, count=config.count)
@@ -191,36 +187,36 @@ def _write_tokens(tokens: Sequence[str], file: Path) -> None:
         raise UserError(f"to={file}", f"cannot be written ({error.strerror})", next_step="name a new file") from error
 
 
-def _devices(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _devices(registry: Registry, config: FleetConfig, word: str) -> Answer:
     with registry.reading() as connection:
         rows, now_s = list_devices(connection), time.time()
     table = Table("device", "name", "kind", "owner", "seen", "bundle", "should run", "restored", "table", "check")
     for row in rows:
         bundles = (_short(row.active), _short(row.assigned))
-        restored = "" if row.restored_s is None else f"{row.restored} times, {_ago(now_s - row.restored_s)}"
+        restored = "" if row.restored_s is None else f"{row.restored} times, {age(now_s - row.restored_s)} ago"
         checked = "" if row.verdict is None else f"{row.verdict}: {row.verdict_reason}"
-        seen = _ago(now_s - row.seen_s)
+        seen = f"{age(now_s - row.seen_s)} ago"
         texts = (row.id, row.name, row.kind, row.owner, seen, *bundles, restored, row.lut or "", checked)
         table.add_row(*(escape(text) for text in texts))
     Terminal().show(table)
     return {"devices": [row._asdict() for row in rows]}
 
 
-def _remove(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _remove(registry: Registry, config: FleetConfig, word: str) -> Answer:
     with registry.writing() as connection:
         remove_device(connection, word)
     Terminal().say(f"{word} is no device any more")
     return {"removed": word}
 
 
-def _add(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _add(registry: Registry, config: FleetConfig, word: str) -> Answer:
     folder = Path(word)
     digest = BundleStore(config.files).add(registry, folder, config.name or str(folder), config.key_file)
-    Terminal().say(f"bundle {digest}; roll it out: autotailor {FLEET} rollout {_short(digest)}")
+    Terminal().say(f"bundle {digest}; roll it out: autotailor fleet rollout {_short(digest)}")
     return {"bundle": digest}
 
 
-def _rollout(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _rollout(registry: Registry, config: FleetConfig, word: str) -> Answer:
     with registry.writing() as connection:
         bundle = bundle_named(connection, word)
         number = begin(connection, bundle, config.rollout, config.kinds, time.time(), registry.window_s)
@@ -228,18 +224,18 @@ def _rollout(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
     return {"rollout": number, "bundle": bundle}
 
 
-def _rollouts(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _rollouts(registry: Registry, config: FleetConfig, word: str) -> Answer:
     return {"rollouts": [row._asdict() for row in _show_rollouts(registry)]}
 
 
-def _halt(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _halt(registry: Registry, config: FleetConfig, word: str) -> Answer:
     with registry.writing() as connection:
         stop(connection, _number(word))
     _show_rollouts(registry)
     return {"halted": _number(word)}
 
 
-def _go_on(registry: Registry, config: FleetConfig, word: str) -> FleetAnswer:
+def _go_on(registry: Registry, config: FleetConfig, word: str) -> Answer:
     with registry.writing() as connection:
         go_on(connection, _number(word), time.time(), registry.window_s)
     _show_rollouts(registry)
@@ -259,7 +255,7 @@ def _show_rollouts(registry: Registry) -> list[RolloutRow]:
 
 def _number(word: str) -> int:
     if not (word.isascii() and word.isdigit()):
-        raise UserError(FLEET, f"'{word}' is no number of a roll-out", next_step=f"see 'autotailor {FLEET} rollouts'")
+        raise UserError("fleet", f"'{word}' is no number of a roll-out", next_step="see 'autotailor fleet rollouts'")
     return int(word)
 
 
@@ -267,14 +263,7 @@ def _short(digest: str | None) -> str:
     return "–" if digest is None else digest[:SHOWN_DIGITS]
 
 
-def _ago(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
-
-
-ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], FleetAnswer]] = {
+ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], Answer]] = {
     "serve": _serve,
     "relay": _relay,
     "enrol": _enrol,
@@ -289,28 +278,9 @@ ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], FleetAnswer]] = {
 }
 
 
-FORMS = {form.split()[0]: form for form in FLEET_ACTIONS}
-PLACE = ("database", "window_s")
-BOUND = ("host", "tls_cert", "tls_key", "allowed_hosts", "insecure_bind")
-OPTIONS = {
-    "serve": (*PLACE, *BOUND, "files", "port"),
-    "relay": (*PLACE, *BOUND, "relay_port", "token_file", "max_model_mib"),
-    "enrol": (*PLACE, "count", "to", "owner", "valid_hours"),
-    "devices": PLACE,
-    "remove": PLACE,
-    "profile": (*PLACE, "relay", "token_file", "ca_file", "store", "profile"),
-    "add": (*PLACE, "files", "name", "key_file"),
-    "rollout": (*PLACE, "kinds", "rollout"),
-    "rollouts": PLACE,
-    "halt": PLACE,
-    "go-on": PLACE,
-}
-
-
-def execute(arguments: Arguments) -> FleetAnswer:
-    """Execute the command, show its result, and return it as JSON. UserError, AdaptiveError, AgentError: one line."""
-    action, word = check(arguments)
-    config = config_of(arguments)
+def execute(arguments: Arguments, config: FleetConfig) -> Answer:
+    """Execute the action, show its result, and return it as JSON. UserError, AdaptiveError, AgentError: one line."""
+    action, word = (*arguments.words, "")[:2]
     registry = Registry.open(config.database, config.window_s)
     try:
         return ACTIONS[action](registry, config, word)
@@ -319,26 +289,3 @@ def execute(arguments: Arguments) -> FleetAnswer:
         raise UserError(registry.where, got, next_step="try again when it is there") from error
     finally:
         registry.close()
-
-
-def config_of(arguments: Arguments) -> FleetConfig:
-    """The validated config."""
-    return validate(FleetConfig, compose_config(FLEET, arguments.overrides, arguments.config_folder))
-
-
-def check(arguments: Arguments) -> tuple[str, str]:
-    """The action and its word. UserError: unknown action, too few or many words, or options that the action does not have."""
-    action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
-    if action not in FORMS:
-        hint = nearest(action, FORMS) or f"see 'autotailor {FLEET} --help'"
-        got = f"'{action}' is unknown" if action else "nothing to do"
-        raise UserError(FLEET, got, allowed=", ".join(FLEET_ACTIONS), next_step=hint)
-    if len(words) != len(FORMS[action].split()) - 1:
-        raise UserError(
-            f"{FLEET} {action}", f"got {len(words)} names", next_step=f"write autotailor {FLEET} {FORMS[action]}"
-        )
-    for override in arguments.overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
-        if key.split(".")[0] not in OPTIONS[action]:
-            raise UserError(f"option '{key}'", f"is not one of '{FLEET} {action}'", allowed=", ".join(OPTIONS[action]))
-    return action, (*words, "")[0]

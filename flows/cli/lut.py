@@ -1,19 +1,15 @@
 """`autotailor lut`: show, compare, export, merge and compact the look-up tables of a store."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.arguments import Arguments
-from flows.cli.terminal import Terminal
-from flows.cli.words import LUT_ACTIONS
-from flows.config.compose import compose_config
-from flows.config.validate import validate
+from flows.cli.terminal import Answer, Terminal, age
 from flows.storage import SIGN, OutputPlace, is_shared, local_folder
 from flows.storage.mirror import SharedTables
 from flows.storage.objects import open_objects
@@ -22,20 +18,11 @@ from tasks.measuring.lut import LutStore, ProfilingMethod
 from tasks.measuring.lut.entry import Row, device_of
 from tasks.measuring.lut.views import Filter, diff, export, show
 
-LutAnswer = Mapping[str, Any]
 FAILURES_SHOWN = 10
 COUNTS = {"entries": "entries", "failed": "failed", "noisy": "noisy"}
 """Keys of the counts, and their column names."""
 ENERGY = {"with_energy": "energy"}
 """A further column, shown if some entry has an energy."""
-PLACE = ("output_dir", "store")
-OPTIONS = {
-    "show": (*PLACE, "devices", "operators", "methods"),
-    "diff": (*PLACE, "operators", "methods"),
-    "export": (*PLACE, "devices", "operators", "methods"),
-    "merge": (),
-    "compact": PLACE,
-}
 
 
 class LutConfig(BaseModel):
@@ -56,40 +43,14 @@ class LutConfig(BaseModel):
         return Filter(devices=self.devices, operators=self.operators, methods=self.methods)
 
 
-def execute(arguments: Arguments) -> LutAnswer:
-    """Execute the command, show its result, and return it as JSON. UserError for bad input."""
-    action, words = check(arguments)
-    return ACTIONS[action](config_of(arguments), words, Terminal())
+def execute(arguments: Arguments, config: LutConfig) -> Answer:
+    """Execute the action, show its result, and return it as JSON. UserError for bad input."""
+    action, *words = arguments.words
+    return ACTIONS[action](config, tuple(words), Terminal())
 
 
-def config_of(arguments: Arguments) -> LutConfig:
-    """The folder of the tables, and the filter of entries."""
-    return validate(LutConfig, compose_config("lut", arguments.overrides, arguments.config_folder))
-
-
-def check(arguments: Arguments) -> tuple[str, tuple[str, ...]]:
-    """The action and its words. UserError: unknown action, too few or many words, or options that the action does not have."""
-    from flows.config.validate import nearest
-
-    action, words = (*arguments.words[:1], "")[0], arguments.words[1:]
-    usage = ", ".join(LUT_ACTIONS)
-    if action not in OPTIONS:
-        hint = nearest(action, OPTIONS) or "see 'autotailor --help'"
-        raise UserError("lut", f"'{action}' is unknown" if action else "nothing to do", allowed=usage, next_step=hint)
-    form = next(form for form in LUT_ACTIONS if form.split()[0] == action)
-    places = form.split()[1:]
-    if len(words) < len(places) or (len(words) > len(places) and "SRC…" not in places):
-        raise UserError(f"lut {action}", f"got {len(words)} names", next_step=f"write autotailor lut {form}")
-    for override in arguments.overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
-        if key not in OPTIONS[action]:
-            allowed = ", ".join(OPTIONS[action]) or "none"
-            raise UserError(f"option '{key}'", f"is not one of 'lut {action}'", allowed=allowed)
-    return action, words
-
-
-def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
-    tables: Sequence[LutAnswer] = show(config.filter.apply(_store_here(config.store).rows()))
+def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
+    tables: Sequence[Answer] = show(config.filter.apply(_store_here(config.store).rows()))
     overview = Table(title=escape(f"look-up tables in {config.store}"), title_justify="left")
     overview.add_column("device")
     overview.add_column("method")
@@ -108,7 +69,7 @@ def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutA
     return {"store": str(config.store), "tables": tables}
 
 
-def _show_operators(one: LutAnswer, terminal: Terminal) -> None:
+def _show_operators(one: Answer, terminal: Terminal) -> None:
     table = Table(title=escape(one["device"]), title_justify="left")
     table.add_column("operator")
     columns = COUNTS | (ENERGY if one["with_energy"] else {})
@@ -127,16 +88,12 @@ def _show_operators(one: LutAnswer, terminal: Terminal) -> None:
 
 
 def _age(moment: str) -> str:
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
+    return age((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
 
 
-def _diff(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+def _diff(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     first, second = (config.filter.apply(_table(config.store, word)) for word in words)
-    result: LutAnswer = diff(first, second)
+    result: Answer = diff(first, second)
     table = Table(title=escape(f"{result['devices'][1]} relative to {result['devices'][0]}"), title_justify="left")
     table.add_column("operator")
     for column in ("shared", "median", "lowest", "highest"):
@@ -157,7 +114,7 @@ def _diff(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutA
     return result
 
 
-def _worst(worst: LutAnswer, row: str) -> str:
+def _worst(worst: Answer, row: str) -> str:
     name = "" if worst["operator"] == row else f"{worst['operator']} "
     shape = "×".join(map(str, worst["input_shapes"][0])) if worst["input_shapes"] else worst["digest"]
     before_ms, after_ms = worst["p50_ms"]
@@ -176,7 +133,7 @@ def _table(store: Path | str, word: str) -> list[Row]:
     return [row for row in rows if device_of(row).name == found[0]]
 
 
-def _export(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+def _export(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     file = Path(words[0])
     if file.suffix != ".csv":
         raise UserError("lut export", f"got '{file}'", allowed="a file that ends in .csv")
@@ -186,7 +143,7 @@ def _export(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Lu
     return {"store": str(config.store), "file": str(file), "entries": len(rows)}
 
 
-def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     for word in words:
         if SIGN in word:
             got = f"got '{word}'"
@@ -204,7 +161,7 @@ def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Lut
     return {"store": str(target), "added": added}
 
 
-def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> LutAnswer:
+def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     if is_shared(config.store):
         got = f"parts at '{config.store}' are never rewritten, since other machines have them"
         raise UserError("lut compact", got, allowed="a folder")
@@ -224,7 +181,7 @@ def _store_here(place: Path | str) -> LutStore:
     return LutStore(local_folder(place))
 
 
-ACTIONS: dict[str, Callable[[LutConfig, tuple[str, ...], Terminal], LutAnswer]] = {
+ACTIONS: dict[str, Callable[[LutConfig, tuple[str, ...], Terminal], Answer]] = {
     "show": _show,
     "diff": _diff,
     "export": _export,

@@ -8,10 +8,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.arguments import PARTITIONING, Arguments
-from flows.cli.terminal import Terminal
-from flows.config.compose import compose_config
-from flows.config.validate import validate
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Answer, Terminal
 from flows.storage import OutputPlace, local_folder
 from tasks.base.errors import UserError
 from tasks.placement.partition.settings import MOST_DEVICES, PartitionSettings
@@ -24,9 +22,6 @@ PAGE_FILE = "partition.html"
 KIB = 1024
 NCNN = "ncnn"
 ENDS = ("largest", "smallest")
-
-PartitionJson = Mapping[str, Any]
-"""The JSON of `--json`: `tasks.base.schemas.placed.PartitionAnswer`."""
 
 
 class PartitionConfig(BaseModel):
@@ -46,19 +41,15 @@ class PartitionConfig(BaseModel):
         return self
 
 
-def config_of(arguments: Arguments) -> PartitionConfig:
-    """The options of the command. UserError for an impossible option."""
-    config = validate(PartitionConfig, compose_config(PARTITIONING, arguments.overrides, arguments.config_folder))
+def check(arguments: Arguments, config: PartitionConfig) -> None:
+    """UserError for the name of a SubNet that there is not."""
     if config.subnet not in ENDS and not config.subnet.endswith(FILE_END):
         allowed = f"{', '.join(ENDS)}, or a file of search: FILE{FILE_END}"
         raise UserError("subnet", f"got '{config.subnet}'", allowed=allowed)
-    return config
 
 
-def execute(arguments: Arguments) -> PartitionJson:
+def execute(arguments: Arguments, config: PartitionConfig) -> Answer:
     """Plan, show cuts and plans, write the page and the parts, and return all as JSON. UserError, TailorError for bad input."""
-    config = config_of(arguments)
-
     import tailor_ir
     from tasks.base.artifacts import write_bytes
     from tasks.base.schemas.placed import ChosenSubNet

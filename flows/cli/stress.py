@@ -1,37 +1,27 @@
 """`autotailor stress`: serve a bundle while other processes come and go."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flows.cli.arguments import STRESSING, Arguments
-from flows.cli.terminal import Terminal, TerminalProgress
-from flows.config.compose import compose_config
-from flows.config.validate import nearest, validate
+from flows.cli.arguments import Arguments
+from flows.cli.terminal import Answer, Terminal, TerminalProgress
+from flows.config.validate import nearest
 from tasks.base.errors import UserError
 
 if TYPE_CHECKING:
     from flows.config.bundles import StressConfig
 
-StressJson = Mapping[str, Any]
-"""The JSON of `--json`: `tasks.deploy.stress.StressReport`."""
 
-
-def config_of(arguments: Arguments) -> "StressConfig":
-    """The validated config. UserError for an impossible option, or if there is not exactly one device."""
-    from flows.config.bundles import StressConfig
-
-    config = validate(StressConfig, compose_config(STRESSING, arguments.overrides, arguments.config_folder))
+def check(arguments: Arguments, config: "StressConfig") -> None:
+    """UserError if there is not exactly one device."""
     count = len(arguments.words)
     if count > 1 or (not count and config.stress.bundle is None):
-        next_step = f"write autotailor {STRESSING} DEVICE, or stress.bundle=FOLDER"
-        raise UserError(STRESSING, f"got {count} devices", allowed="one", next_step=next_step)
-    return config
+        next_step = "write autotailor stress DEVICE, or stress.bundle=FOLDER"
+        raise UserError("stress", f"got {count} devices", allowed="one", next_step=next_step)
 
 
-def execute(arguments: Arguments) -> StressJson:
+def execute(arguments: Arguments, config: "StressConfig") -> Answer:
     """Serve, query and stress the bundle, show its behaviour, and return it as JSON. AdaptiveError: one line."""
-    config = config_of(arguments)
     bundle = _bundle(config, next(iter(arguments.words), ""))
 
     from tasks.deploy.stress import run, stress_tables
@@ -50,6 +40,6 @@ def _bundle(config: "StressConfig", device: str) -> Path:
     if known and config.stress.bundle is None and device not in known:
         hint = nearest(device, known) or "the run writes it with export.bundle=true"
         raise UserError(
-            STRESSING, f"'{device}' has no bundle in '{config.output_dir}'", allowed=", ".join(known), next_step=hint
+            "stress", f"'{device}' has no bundle in '{config.output_dir}'", allowed=", ".join(known), next_step=hint
         )
     return bundle_of(config.output_dir, device, config.stress.bundle, "stress.bundle")

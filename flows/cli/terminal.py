@@ -1,9 +1,9 @@
 """Standard output without truncation: whole lines in files and pipes, wrapped cells in a terminal."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Group, RenderableType
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -12,6 +12,8 @@ from rich.table import Table
 
 from tasks.base.pages.text import PlainConsole
 
+Answer = Mapping[str, Any]
+"""The result of a command, as JSON for `--json`."""
 WIDE = 10_000
 """Width without a terminal [columns]; a table takes only the columns that it needs."""
 
@@ -78,6 +80,14 @@ class TerminalProgress:
     def say(self, line: str) -> None:
         """Print a line above the bars."""
         self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def age(seconds: float) -> str:
+    """An age [s] in its largest unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def _tables(shown: RenderableType) -> Iterator[Table]:

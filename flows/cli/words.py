@@ -1,15 +1,19 @@
-"""The words of the command line: commands and flags, and the text of `--help`, for all commands or one.
+"""The table of commands: words, flags, config, functions; and the text of `--help`, for all commands or one.
 
-A new command or flag is one entry here. Nothing heavy is imported here.
+A new command or flag is one entry here. Functions are named as "module:function": nothing heavy is imported here.
 """
 
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal
 
 from flows.config.validate import config_groups
-from tasks.search.choose import FORMS
+from tasks.search.choose import FILE_END, FORMS
+
+MODEL_END = ".onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,44 @@ class Command:
     flags: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    is_word: Callable[[str], bool] = lambda text: False
+    """Whether an argument is a name or a file, not an override."""
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """Forms of the actions that the first word chooses, with their help."""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The options of each action."""
+    page: str = "autotailor --help"
+    """The command line that tells of the actions."""
+    run: str = ""
+    """The function of a command that works no stage, called with the arguments and their config."""
+    config: str = ""
+    """The pydantic model of `conf/<command>.yaml`; empty: the command works stages."""
+    check: str = ""
+    """A function of the arguments before they are composed. It returns those to compose, or raises UserError."""
+    check_config: str = ""
+    """A function of the arguments and the validated config. It raises UserError."""
+    service: str = ""
+    """The function of a command with its own arguments and help, called with its words."""
+    until: str = ""
+    """The stage that it works up to; empty: the stage of its name."""
+    adapts: Literal["never", "supernet=", "always"] = "never"
+    """When it starts from a given SuperNet; "supernet=": with this option."""
+    asks: Literal["", "rule", "pair", "files"] = ""
+    """The form of its question to a search."""
+    plans: bool = False
+    """Whether its dry run enumerates operators and reports the expected measuring time."""
+    is_found_again: bool = False
+    """Whether its result is found again when all stages are complete."""
+
+
+def loaded(place: str) -> Any:
+    """The object of `module:name`; the module is imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _without_sign(text: str) -> bool:
+    return "=" not in text
 
 
 VIEW_FILE = "supernet.html"
@@ -60,8 +102,6 @@ FLAGS = {
 
 EVERYWHERE = ("--cfg", "--package", "--json", "--config-dir", "--help")
 OF_STAGES = ("--dry-run", "--multirun", *EVERYWHERE)
-PLANNING = ("profile", "adapt")
-"""Commands whose dry run enumerates operators and reports the expected measuring time."""
 RULES = ("--budget-ms", "--accuracy-share", "--knee")
 
 _RUN = ("preset", "tracking")
@@ -97,6 +137,25 @@ FLEET_ACTIONS = {
     "go-on N": "the next stage of a roll-out that asks",
 }
 
+_PLACE: tuple[str, ...] = ("database", "window_s")
+_BOUND = ("host", "tls_cert", "tls_key", "allowed_hosts", "insecure_bind")
+FLEET_OPTIONS: dict[str, tuple[str, ...]] = {
+    "serve": (*_PLACE, *_BOUND, "files", "port"),
+    "relay": (*_PLACE, *_BOUND, "relay_port", "token_file", "max_model_mib"),
+    "enrol": (*_PLACE, "count", "to", "owner", "valid_hours"),
+    "profile": (*_PLACE, "relay", "token_file", "ca_file", "store", "profile"),
+    "add": (*_PLACE, "files", "name", "key_file"),
+    "rollout": (*_PLACE, "kinds", "rollout"),
+    **dict.fromkeys(("devices", "remove", "rollouts", "halt", "go-on"), _PLACE),
+}
+_STORE: tuple[str, ...] = ("output_dir", "store")
+LUT_OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("show", "export"), (*_STORE, "devices", "operators", "methods")),
+    "diff": (*_STORE, "operators", "methods"),
+    "merge": (),
+    "compact": _STORE,
+}
+
 COMMANDS = {
     "run": Command(
         summary="the whole pipeline: your image classifier, any device, the best SubNet for every budget",
@@ -114,6 +173,8 @@ COMMANDS = {
             "autotailor run --multirun finetune.epochs=2,4 +preset=quick",
             "autotailor run +preset=quick finetune.epochs=4 --dry-run",
         ),
+        until="report",
+        is_found_again=True,
     ),
     "nightly": Command(
         summary="the whole pipeline, compared with the night before: what changed, what got worse, trends",
@@ -130,6 +191,8 @@ COMMANDS = {
             "autotailor nightly +preset=quick nightly.slower=0.1 nightly.webhook_file=webhook.txt",
             "autotailor nightly supernet=outputs/supernet device=[ncnn] output_dir=outputs/adapted",
         ),
+        until="report",
+        adapts="supernet=",
     ),
     "compile": Command(
         summary="make a SuperNet of the network",
@@ -169,6 +232,7 @@ COMMANDS = {
             "autotailor profile +preset=mobilenetv2 device=[ncnn] --dry-run",
             "autotailor profile device=[onnxruntime] profile.remeasure=[noisy]",
         ),
+        plans=True,
     ),
     "predict": Command(
         summary="build and check the latency and accuracy predictors",
@@ -194,6 +258,7 @@ COMMANDS = {
             "autotailor search --budget-ms 2 --device ncnn --to fast.json",
             "autotailor search --accuracy-share 0.95 search=exact",
         ),
+        asks="rule",
     ),
     "compare": Command(
         summary="… and show two SubNets layer by layer: compare A B",
@@ -203,6 +268,9 @@ COMMANDS = {
         flags=("--device", "--multirun", *EVERYWHERE),
         groups=(*_FINETUNE, *_MEASURED, "search", *_RUN),
         examples=("autotailor compare 1ms 2ms --device ncnn --json difference.json", "autotailor compare largest knee"),
+        until="search",
+        asks="pair",
+        is_word=_without_sign,
     ),
     "stream": Command(
         summary="… and play a stream of images that drift: the error of SubNets over time, under each method",
@@ -227,6 +295,8 @@ COMMANDS = {
         flags=OF_STAGES,
         groups=(*_FINETUNE, *_MEASURED, "search", "refine", "policy", "export", *_RUN),
         examples=("autotailor export search.budgets_ms=[2] device=[ncnn] export.formats=[onnx,ncnn_fp16]",),
+        asks="files",
+        is_word=lambda text: "=" not in text and text.endswith(FILE_END),
     ),
     "report": Command(
         summary="… and write report.html (the same as run)",
@@ -244,6 +314,9 @@ COMMANDS = {
         flags=OF_STAGES,
         groups=(*_ADAPT, "tracking"),
         examples=("autotailor adapt supernet=outputs/supernet device=[ncnn]",),
+        adapts="always",
+        plans=True,
+        is_found_again=True,
     ),
     "deploy": Command(
         summary="a bundle and the run time onto a device, checked there and started: deploy DEVICE",
@@ -259,6 +332,11 @@ COMMANDS = {
             "autotailor deploy ssh device.ssh.ssh.host=user@board deploy.bundle=outputs/exports/ncnn/bundle",
             "autotailor deploy board --config-dir devices deploy.wheels=wheels deploy.start=false",
         ),
+        is_word=_without_sign,
+        config="flows.config:DeployConfig",
+        check="flows.cli.deploy:with_device",
+        check_config="flows.cli.deploy:check",
+        run="flows.cli.deploy:execute",
     ),
     "stress": Command(
         summary="a bundle served while other processes come and go, and what it did: stress DEVICE",
@@ -275,6 +353,10 @@ COMMANDS = {
             "autotailor stress stress.bundle=outputs/exports/ncnn/bundle stress.bandwidth_processes=2",
             "autotailor stress onnxruntime stress.trace=load.json stress.cache_processes=1 stress.memory_processes=1",
         ),
+        is_word=_without_sign,
+        config="flows.config.bundles:StressConfig",
+        check_config="flows.cli.stress:check",
+        run="flows.cli.stress:execute",
     ),
     "partition": Command(
         summary="a SubNet over several devices: partition.devices=[HOME,DEVICE…]",
@@ -290,6 +372,9 @@ COMMANDS = {
             "autotailor partition partition.devices=[ncnn,onnxruntime] partition.bandwidth_mbps=[1,10,100]",
             "autotailor partition partition.devices=[phone,server] partition.private=3 --json plan.json",
         ),
+        config="flows.cli.partition:PartitionConfig",
+        check_config="flows.cli.partition:check",
+        run="flows.cli.partition:execute",
     ),
     "lut": Command(
         summary="look-up tables: show, diff, export, merge, compact",
@@ -298,6 +383,11 @@ COMMANDS = {
         forms=tuple(f"{form} [OPTION…]" for form in LUT_ACTIONS),
         flags=EVERYWHERE,
         examples=("autotailor lut show operators=[Conv]", "autotailor lut diff ncnn onnxruntime"),
+        is_word=_without_sign,
+        actions=LUT_ACTIONS,
+        options=LUT_OPTIONS,
+        config="flows.cli.lut:LutConfig",
+        run="flows.cli.lut:execute",
     ),
     "convert": Command(
         summary="an .onnx file with fewer nodes and the same outputs: convert IN.onnx OUT.onnx",
@@ -308,6 +398,10 @@ COMMANDS = {
         forms=("IN.onnx OUT.onnx [OPTION…] [FLAG…]",),
         flags=EVERYWHERE,
         examples=("autotailor convert network.onnx smaller.onnx --json conversion.json",),
+        is_word=lambda text: "=" not in text or text.endswith(MODEL_END),
+        config="flows.cli.convert:ConvertConfig",
+        check="flows.cli.convert:check",
+        run="flows.cli.convert:execute",
     ),
     "fleet": Command(
         summary="many devices: enrol them, profile them together, and roll out bundles: "
@@ -324,6 +418,12 @@ COMMANDS = {
             "autotailor fleet add outputs/exports/ncnn/bundle name=spring",
             "autotailor fleet rollout 3f2a kinds=[camera] rollout.false_alarms=0.01",
         ),
+        is_word=_without_sign,
+        actions=FLEET_ACTIONS,
+        options=FLEET_OPTIONS,
+        page="autotailor fleet --help",
+        config="flows.cli.fleet:FleetConfig",
+        run="flows.cli.fleet:execute",
     ),
     "clean": Command(
         summary="what is left in an output folder, and room: clean output_dir=FOLDER",
@@ -338,11 +438,20 @@ COMMANDS = {
             "autotailor clean output_dir=runs/a older_than_days=1 stages=true remove=true",
             "autotailor clean output_dir=s3://bucket/runs/a remove=true",
         ),
+        is_word=_without_sign,
+        config="flows.cli.clean:CleanConfig",
+        check="flows.cli.clean:check",
+        run="flows.cli.clean:execute",
     ),
-    "agent": Command(summary="the device-side service; see 'autotailor agent --help'"),
-    "relay": Command(summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'"),
+    "agent": Command(
+        summary="the device-side service; see 'autotailor agent --help'", service="profiling_agents.cli:main"
+    ),
+    "relay": Command(
+        summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'",
+        service="profiling_agents.cli:relay",
+    ),
 }
-"""The commands. `agent` and `relay` have their own arguments and help (`profiling_agents.cli`)."""
+"""The commands."""
 
 GONE = {
     "backup": "docs/operations.md#backups",
@@ -389,8 +498,8 @@ def command_help(name: str, config_folder: Path | None = None) -> str:
     options = config_groups(config_folder)
     groups = {group: options[group] for group in options if group in command.groups}
     parts = [f"usage: {usage}", textwrap.fill(command.about, WIDTH)]
-    if actions := {"fleet": FLEET_ACTIONS, "lut": LUT_ACTIONS}.get(name):
-        parts.append(f"actions:\n{_table(actions.items())}")
+    if command.actions:
+        parts.append(f"actions:\n{_table(command.actions.items())}")
     parts.append(f"flags:\n{flags}")
     if groups:
         parts.append(_groups(groups, config_folder))

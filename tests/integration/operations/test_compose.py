@@ -9,8 +9,8 @@ import yaml
 from mlflow.cli import cli as mlflow_commands
 from prefect.cli._app import _app as prefect_commands
 
-import flows.cli.fleet
 from flows.cli.arguments import parse
+from flows.cli.composed import config_of
 from flows.machine.secret_files import divided
 from tests.support.docs.documents import ROOT, blocks
 
@@ -102,8 +102,7 @@ def test_a_command_line_is_one_that_the_program_takes(name: str, words: list[str
         assert bound.arguments
     else:
         assert (first, rest[0]) == ("autotailor", "fleet")
-        flows.cli.fleet.check(parse(rest))
-        config = flows.cli.fleet.config_of(parse(rest))
+        config = config_of(parse(rest))
         assert (config.host, config.allowed_hosts) == ("0.0.0.0", (HOST,))
         assert {"registry": config.port, "relay": config.relay_port}[name] == PORTS[name]
         assert config.database == FLEET

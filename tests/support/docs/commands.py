@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 
-import flows.cli.clean
-import flows.cli.convert
-import flows.cli.deploy
-import flows.cli.fleet
-import flows.cli.lut
-import flows.cli.partition
-import flows.cli.stress
 import profiling_agents.serving.relay
 import profiling_agents.serving.server
 import tailor_ir
 from adaptive_runtime.samples.inputs import FIRST_WORD, Vocabulary
 from flows.cli import main
 from flows.cli.arguments import parse
+from flows.cli.composed import config_of
+from flows.cli.words import COMMANDS
 from flows.config import AdaptConfig, RunConfig
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import validate
@@ -56,25 +51,8 @@ def assert_accepted(command: Command, folder: Path, monkeypatch: pytest.MonkeyPa
         assert main(command.words) == 0
     elif command.words[0] in ("agent", "relay"):
         assert_service_would_start(command.words, monkeypatch)
-    elif command.words[0] == "convert":
-        arguments = parse(command.words)
-        assert flows.cli.convert.check(arguments)
-        assert flows.cli.convert.config_of(arguments)
-    elif command.words[0] == "deploy":
-        assert flows.cli.deploy.config_of(parse(command.words))
-    elif command.words[0] == "fleet":
-        flows.cli.fleet.check(parse(command.words))
-        assert flows.cli.fleet.config_of(parse(command.words))
-    elif command.words[0] == "clean":
-        assert flows.cli.clean.config_of(parse(command.words))
-    elif command.words[0] == "partition":
-        assert flows.cli.partition.config_of(parse(command.words))
-    elif command.words[0] == "stress":
-        assert flows.cli.stress.config_of(parse(command.words))
-    elif command.words[0] == "lut":
-        arguments = parse(command.words)
-        flows.cli.lut.check(arguments)
-        assert validate(flows.cli.lut.LutConfig, compose_config("lut", arguments.overrides))
+    elif COMMANDS[command.words[0]].config:
+        assert config_of(parse(command.words))
     else:
         for config in configs_of(command.words):
             if isinstance(config, RunConfig) and compiled is not None:

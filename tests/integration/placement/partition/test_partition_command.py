@@ -10,7 +10,8 @@ import tailor_ir
 from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
 from flows.cli import main
 from flows.cli.arguments import parse
-from flows.cli.partition import PAGE_FILE, config_of
+from flows.cli.composed import config_of
+from flows.cli.partition import PAGE_FILE
 from flows.cli.words import COMMANDS
 from tasks.placement.partition import PartitionAnswer
 
