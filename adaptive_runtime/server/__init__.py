@@ -2,7 +2,3 @@
 
 [The service](docs/runtime_service.md) shows how it is used.
 """
-
-from adaptive_runtime.server.options import TOKEN_VARIABLE, ServiceOptions
-
-__all__ = ["TOKEN_VARIABLE", "ServiceOptions"]

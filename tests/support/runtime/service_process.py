@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
-from adaptive_runtime.server import TOKEN_VARIABLE
+from adaptive_runtime.server.options import TOKEN_VARIABLE
 from adaptive_runtime.server.protocol import LENGTH_HEADER, NamedTensor, pack
 
 TOKEN = "a-token-for-these-tests-only"

@@ -21,6 +21,15 @@ MEDIAN_FILE_LINES = 300
 MOST_FILES = 650
 MOST_FILES_A_THOUSAND_LINES = 6.0
 MOST_SHORT_MODULES = 15
+DEPLOYED = "flows.operations.deployments.deployed"
+PUBLIC_FACES = {
+    "adaptive_runtime.model.opening:load",
+    *(f"{DEPLOYED}:{flow}" for flow in ("adapt_nightly", "adapt_to", "run", "stream_to", "work_nightly")),
+    *(f"tailor_ir.reading.symbolics:{operator}" for operator in ("_attention", "_instance_norm")),
+    *(f"tailor_ir.reading.torch_functions:{function}" for function in ("_embedding_bag", "_istft", "_stft")),
+}
+"""Functions with more than 7 parameters: `adaptive_runtime.load`, flows whose parameters are fields of Prefect's page, and
+functions with torch's own parameters."""
 MOST_ARROWS = {"tasks": (15, 75), "adaptive_runtime": (18, 60), "flows": (8, 20)}
 """Room -> most packages, and most pairs of packages of which the first imports the second."""
 
@@ -98,3 +107,11 @@ def test_few_arrows_join_the_packages_of_a_room(house: House) -> None:
         assert len({part for arrow in arrows for part in arrow}) <= most_packages, room
         assert len(arrows) <= most_arrows, room
         assert not [(a, b) for a, b in arrows if (b, a) in arrows], f"{room}: packages that import each other"
+
+
+def test_a_package_hands_on_more_than_one_module(house: House) -> None:
+    assert not house.handing_on()
+
+
+def test_only_public_faces_have_many_parameters(house: House) -> None:
+    assert house.parameters().keys() == PUBLIC_FACES
