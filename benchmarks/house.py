@@ -53,10 +53,6 @@ class House:
     modules: dict[str, Module]
     graph: grimp.ImportGraph
 
-    @property
-    def lines(self) -> int:
-        return sum(module.lines for module in self.modules.values())
-
     def short_modules(self) -> dict[str, str]:
         """Module below 60 lines with one importer -> the importer."""
         importers = {

@@ -1,15 +1,16 @@
-"""What is closed at the end of a `with` statement."""
+"""Classes that a `with` statement closes at its end."""
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Base of classes with a method `close`, which a `with` statement calls at its end."""
 
+    @abstractmethod
     def close(self) -> None:
         """Free all resources."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

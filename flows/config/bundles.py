@@ -64,7 +64,7 @@ class DeployConfig(BaseModel):
         return self
 
     def target_of(self, device: str) -> SshTarget | None:
-        """Where ssh connects to; None: this machine."""
+        """The machine that ssh connects to; None: this machine."""
         ssh = self.device[device].ssh
         return None if ssh is None else ssh.target()
 

@@ -89,7 +89,7 @@ SCHEDULER = re.compile(r"(dask|dask\+tls)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):
 
 
 class SchedulerAddress(NamedTuple):
-    """Where a Dask scheduler listens. protocol: Dask's."""
+    """The address at which a Dask scheduler listens. protocol: Dask's."""
 
     protocol: Literal["tcp", "tls"]
     host: str

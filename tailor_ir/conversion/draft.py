@@ -349,7 +349,7 @@ ConversionStage = Literal["fusion", "constants"]
 EXACT = 0.0
 """The same numbers are computed by the same operators."""
 ROUNDING = 1e-5
-"""Of the largest output: sums of fp32 in another order, and weights that are multiplied ahead."""
+"""Share of the largest output: sums of fp32 in another order, and weights that are multiplied ahead."""
 
 NodeRewrite = Callable[[OnnxDraft, OnnxNode], bool]
 """Rewrites what begins or ends with a node; whether it did."""

@@ -101,7 +101,7 @@ def _option(group: str, *others: str) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """What a form shows beside a field."""
+    """The text that a form shows beside a field."""
 
     text: str
 

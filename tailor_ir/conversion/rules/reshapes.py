@@ -105,7 +105,7 @@ class _Cut:
 
 
 def cuts_of(draft: OnnxDraft, node: OnnxNode) -> dict[int, _Cut] | None:
-    """What a Slice takes of each axis that it cuts, None where that is computed."""
+    """The part that a Slice takes of each axis that it cuts; None if it is computed."""
     rank = draft.rank(node.inputs[0])
     rows = [draft.integers(name) if name else () for name in node.inputs[1:5]]
     if len(node.inputs) < 3 or rank is None or any(row is None for row in rows):
