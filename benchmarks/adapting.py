@@ -48,7 +48,7 @@ from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.model.adapting import Adaptation, ServedRun
 from adaptive_runtime.model.variants import BundleVariants, load_classes
 from adaptive_runtime.policy import ChoiceLimits, VariantTable
-from adaptive_runtime.policy.inputs import deviations
+from adaptive_runtime.policy.lookup import deviations
 from adaptive_runtime.pool import Variant
 from benchmarks.adapting_runs import (
     LARGEST,

@@ -11,7 +11,7 @@ have to agree; each query comes five times, the others in between, and its faste
 programs' work does not. The table has medians and 99th percentiles over queries [µs]. *Ours*: `VariantLookUp.best`.
 *numpy*: one mask over all variants, the most accurate first. *Under load*: `VariantLookUp.under` at twice the latency,
 where variants are slower by 1.5 on average. *None keeps*: the same with a budget that no variant keeps.
-*Decision*: `Switching.decide` under load, with the message and its reason, for limits
+*Decision*: `Switching` under load, with the message and its reason, for limits
 that change each time, each once; *with own factors*: ten variants have factors of their own; *and its log*: the
 decision is appended to a log as well. *By score*: a decision for mu · Norm(accuracy) − (1 − mu) · Norm(energy) with
 mu 0.5; *by rules*: the same by a rule, where the battery changes each time between two values of mu; *order, ms*:
@@ -160,7 +160,8 @@ def decisions(
         device = DeviceContext(battery=CHARGES[number % 2]) if isinstance(policy, ByRules) else None
         inputs = DecisionInputs(now_s=float(number), limits=limits, factors=factors, device=device)
         start = time.perf_counter_ns()
-        state, decision = policy.decide(state, inputs)
+        decision = policy(state, inputs)
+        state = decision.after
         if written is not None:
             written.append(inputs, decision)
         durations.append((time.perf_counter_ns() - start) / 1e3)

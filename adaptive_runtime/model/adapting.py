@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,9 +30,8 @@ from adaptive_runtime.policy import (
     MostAccurate,
     Objective,
     RequestProgress,
-    RunByRun,
     VariantLookUp,
-    WarmFirst,
+    choose,
 )
 from adaptive_runtime.policy.decisions import DecisionRecord
 from adaptive_runtime.pool import Variant
@@ -123,8 +123,9 @@ class Adaptation:
     """Choice of the variant of a bundle that should serve. Several threads may call it.
 
     `served` and `sensed` report events and update the slow-down factors; `choose` decides. variants: in the
-    order of the rows of `variants.table`. running: the variant that already runs. placed: SubNets over several devices, which
-    are rows, too. policy: a pure function, so the record of decisions can be replayed with it.
+    order of the rows of `variants.table`. rules: None: the most accurate variant within the limits is best. running: the
+    variant that already runs. placed: SubNets over several devices, which are rows, too. policy: a pure function, so the record
+    of decisions can be replayed with it.
     """
 
     def __init__(
@@ -141,14 +142,10 @@ class Adaptation:
             device_sensors,
         )
 
-        def policy_of(objective: Objective) -> ChoicePolicy:
-            return RunByRun(WarmFirst(options.policy(objective), objective), objective)
-
         self.variants, self._clock = variants, clock
         self.look_up = VariantLookUp(variants.table)
         rules = options.read_rules
-        self._rules = None if rules is None else ByRules(rules, self.look_up, policy_of)
-        self.policy = policy_of(MostAccurate(self.look_up)) if self._rules is None else self._rules
+        self.rules, self.policy = rules, _policy(rules, self.look_up, options.policy)
         sensors, every_s = device_sensors(options.sensors_root), options.every_s
         self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
@@ -190,17 +187,11 @@ class Adaptation:
             self._renew(self._clock())
 
     @property
-    def rules(self) -> ChoiceRules | None:
-        """The rules for decisions; None: the most accurate variant within the limits is best."""
-        return None if self._rules is None else self._rules.rules
-
-    @property
     def first(self) -> Variant:
         """The variant that should serve before anything is known."""
         inputs = self._inputs()
-        if self._rules is not None:
-            _, decision = self._rules.decide(ChoiceState(), inputs)
-            return self.variants.variants[decision.variant]
+        if self.rules is not None:
+            return self.variants.variants[self.policy(ChoiceState(), inputs).variant]
         return self.variants.variants[self.look_up.under(self._limits, inputs.factors, inputs.without).variant]
 
     @property
@@ -221,8 +212,8 @@ class Adaptation:
         """
         with self._lock:
             inputs = self._inputs(cold, without, request)
-            before = self._state
-            self._state, self._decision = self.policy.decide(before, inputs)
+            before, self._decision = self._state, self.policy(self._state, inputs)
+            self._state = self._decision.after
             self._unable = cold, without
             self._late &= inputs.for_run
             if self._record is not None:
@@ -275,7 +266,7 @@ class Adaptation:
             # requests since the previous sample already show this load: count only the forecast beyond it
             self._lag = (self._load or 0.0) - (load or 0.0) if known else 0.0
             self._device, self._load, self._has_served = device, load, False
-            if self._rules is not None:
+            if self.rules is not None:
                 self._context = context_of(device)
             self._renew(self._clock())
 
@@ -392,7 +383,7 @@ class Adaptation:
             without = unable | without if len(unable | without) < len(self.variants.table) else without
         limits, for_run = self._careful, False
         if request != ONE_RUN:
-            limits = limits.for_run(request)
+            limits = request.limits(limits)
             for_run = request.left < request.runs or request.has_less(self._limits.budget_ms)
         return DecisionInputs(
             now_s=self._clock(),
@@ -407,6 +398,16 @@ class Adaptation:
             device=self._context,
             told=told,
         )
+
+
+def _policy(
+    rules: ChoiceRules | None, look_up: VariantLookUp, hysteresis: Callable[[Objective], ChoicePolicy]
+) -> ChoicePolicy:
+    """`choose` by rules, or for the most accurate variant within the limits."""
+    if rules is not None:
+        return ByRules(rules, look_up, hysteresis)
+    best = MostAccurate(look_up)
+    return partial(choose, objective=best, hysteresis=hysteresis(best))
 
 
 def context_of(device: "SensedState") -> DeviceContext:

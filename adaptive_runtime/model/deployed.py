@@ -267,7 +267,7 @@ class DeployedModel(Closing):
         """The budget left for the next run, minus the time to decide it; None: no budget."""
         if self.adaptation is None:
             return None
-        return max(0.0, self.adaptation.limits.for_run(request).budget_ms - before_ms)
+        return max(0.0, request.limits(self.adaptation.limits).budget_ms - before_ms)
 
     def _run(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
@@ -425,7 +425,7 @@ class DeployedModel(Closing):
                 meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
                 served.go_towards(rows[decision.variant], meanwhile)
                 limits = adaptation.limits
-                in_time = meanwhile is None and decision.effective_ms <= limits.for_run(request).budget_ms
+                in_time = meanwhile is None and decision.effective_ms <= request.limits(limits).budget_ms
                 if in_time or not request.has_less(limits.budget_ms):
                     return served.active, decision.effective_ms
             decision = adaptation.choose(cold, without, request)

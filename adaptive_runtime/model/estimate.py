@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.policy import ChoiceLimits, LoadFactors, VariantTable
-from adaptive_runtime.policy.inputs import deviations, quantile_of
+from adaptive_runtime.policy.lookup import deviations, quantile_of
 from adaptive_runtime.state.slowdown import SlowDown
 
 STEP = 0.5

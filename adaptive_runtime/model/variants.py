@@ -13,7 +13,7 @@ import numpy as np
 from adaptive_runtime.base.numbers import clipped_share
 from adaptive_runtime.bundle.bundles import BundledExit, BundledSubNet, BundleFormat, BundleManifest, EarlyAnswers
 from adaptive_runtime.policy import LoadFactors, VariantTable
-from adaptive_runtime.policy.inputs import deviations
+from adaptive_runtime.policy.lookup import deviations
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.state.factors import octaves_V
 

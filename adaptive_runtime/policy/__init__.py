@@ -3,6 +3,7 @@
 [The choice at run time](docs/runtime_choice.md) explains it with examples.
 """
 
+from adaptive_runtime.policy.choosing import RequestProgress, Switching, choose
 from adaptive_runtime.policy.decisions import (
     ChoicePolicy,
     ChoiceState,
@@ -15,7 +16,7 @@ from adaptive_runtime.policy.decisions import (
     read_log,
     replay,
 )
-from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, RequestProgress, VariantTable
+from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, VariantTable
 from adaptive_runtime.policy.lookup import FoundVariant, LeastCost, MostAccurate, Objective, VariantLookUp
 from adaptive_runtime.policy.parsing import parse_rules
 from adaptive_runtime.policy.rules import ByRules, ChoiceRules
@@ -26,7 +27,6 @@ from adaptive_runtime.policy.scoring import (
     PairwisePreferences,
     ScoredObjectives,
 )
-from adaptive_runtime.policy.switching import RunByRun, Switching, WarmFirst
 
 __all__ = [
     "BatteryMu",
@@ -50,12 +50,11 @@ __all__ = [
     "Objective",
     "PairwisePreferences",
     "RequestProgress",
-    "RunByRun",
     "ScoredObjectives",
     "Switching",
     "VariantLookUp",
     "VariantTable",
-    "WarmFirst",
+    "choose",
     "parse_rules",
     "read_log",
     "replay",

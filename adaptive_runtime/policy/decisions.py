@@ -7,10 +7,10 @@ import hashlib
 import logging
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PlainSerializer, ValidationError
 
@@ -45,10 +45,9 @@ class DecisionInputs(NamedTuple):
 
     now_s: of a monotonic clock. factors: forecast for the time until the next decision. ratio: measured over predicted latency
     of the running variant since the last decision; None: it did not run. load: index; None: not sensed. without: variants that
-    do not work and cannot be chosen. cold: variants that would have to be loaded first. for_run: the limits apply to a
-    request's
-    next run only, for which another variant may be chosen. device: set if rules decide. late: whether a request since the last
-    decision exceeded its budget. told: notes on variants split over several devices, which reasons quote; they decide nothing.
+    do not work and cannot be chosen. cold: variants that would have to be loaded first. for_run: the limits apply only to the
+    next run of a request, for which another variant may be chosen. device: set if rules decide. late: whether a request since
+    the last decision exceeded its budget. told: notes on variants over several devices, which reasons quote.
     """
 
     now_s: float
@@ -87,7 +86,7 @@ class Decision(NamedTuple):
 
     effective_ms: its expected latency at the policy's quantile. reason: in words and numbers. meanwhile: the variant that runs
     until this one is loaded; None: it runs at once. rule: the objective in words, if rules decide. adapts_weights: whether
-    weights may adapt to images.
+    weights may adapt to images. after: the next state; logs leave it out, since it follows from the lines before.
     """
 
     now_s: float
@@ -101,16 +100,18 @@ class Decision(NamedTuple):
     meanwhile: int | None = None
     rule: str | None = None
     adapts_weights: bool = True
+    after: ChoiceState = ChoiceState()
+
+    @property
+    def logged(self) -> "Decision":
+        """The decision as a log has it, without the next state."""
+        return self._replace(after=ChoiceState())
 
 
-class ChoicePolicy(Protocol):
-    """A pure function of state and inputs: the same ones give the same decision."""
-
-    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]: ...
-
-
+ChoicePolicy = Callable[[ChoiceState, DecisionInputs], Decision]
+"""A pure function of state and inputs: the same ones give the same decision, whose `after` is the next state."""
 DECISION = '{"inputs":'
-BY_NAME = PlainSerializer(lambda fields: fields._asdict())
+BY_NAME = PlainSerializer(lambda fields: {name: one for name, one in fields._asdict().items() if name != "after"})
 
 
 class DecisionLogHead(Message):
@@ -155,7 +156,7 @@ class DecisionLog(Closing):
 
     def append(self, inputs: DecisionInputs, decision: Decision) -> None:
         """Append one decision."""
-        self._stream.write(LoggedDecision(inputs=inputs, decision=decision).model_dump_json() + "\n")
+        self._stream.write(LoggedDecision(inputs=inputs, decision=decision.logged).model_dump_json() + "\n")
 
     @property
     def bytes(self) -> int:
@@ -203,8 +204,9 @@ def replay(file: Path, table: VariantTable, policy: ChoicePolicy) -> int:
             raise AdaptiveError(str(file), got, next_step="replay it with that one")
         state = head.state
         for number, line in enumerate(decisions, first + 1):
-            state, decision = policy.decide(state, line.inputs)
-            if decision != line.decision:
+            decision = policy(state, line.inputs)
+            state = decision.after
+            if decision.logged != line.decision:
                 got = f"line {number} decided '{line.decision.reason}', the replay '{decision.reason}'"
                 got += "" if head.policy is None else f"; its policy was '{head.policy}'"
                 raise AdaptiveError(str(file), got, next_step="replay it with the policy that decided")

@@ -11,9 +11,10 @@ Legend: V variants, L levels.
 import copy
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
-from math import inf
+from math import ceil, copysign, floor, inf, log10, sqrt
+from statistics import NormalDist
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -21,14 +22,45 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.policy.inputs import (
-    ChoiceLimits,
-    LoadFactors,
-    VariantTable,
-    deviations,
-    effective_factor,
-    room_of,
-)
+from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, VariantTable
+
+MOST_QUANTILE = 1 - 1e-9
+MOST_ROOM = 3.0
+"""Cap on deviations: load is not normally distributed enough for more to mean anything."""
+ROOM_STEPS = 10
+"""Steps within one deviation."""
+
+
+def quantile_of(above: float) -> float:
+    """The inverse of `deviations`, below 1."""
+    return min(MOST_QUANTILE, NormalDist().cdf(above))
+
+
+@lru_cache(maxsize=1024)
+def deviations(quantile: float) -> float:
+    """The number of deviations by which a normal variable's quantile lies above its mean."""
+    return NormalDist().inv_cdf(quantile)
+
+
+def quantile_told(quantile: float) -> str:
+    """A quantile as text: in three digits, or in as many as are needed to distinguish it from 1."""
+    return f"{quantile:.{max(3, ceil(-log10(1 - quantile)))}g}"
+
+
+def effective_factor(mean: float, deviation: float, error: float, above: float) -> float:
+    """A quantile of slow-down × (1 + error of the prediction), `above` deviations over the mean.
+
+    Both are independent; the product has mean `mean` and variance deviation² + error² · (mean² + deviation²).
+    """
+    return mean + above * sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation))
+
+
+def room_of(limit: float, mean: float, deviation: float, error: float) -> int:
+    """Tenths of a deviation that a limit leaves above the mean of that product, up to `MOST_ROOM` deviations; 0: none."""
+    spread, left = sqrt(deviation * deviation + error * error * (mean * mean + deviation * deviation)), limit - mean
+    room = left / spread if spread else copysign(MOST_ROOM, left)
+    return floor(min(MOST_ROOM, max(0.0, room)) * ROOM_STEPS)
+
 
 MOST_ERRORS = 4
 MOST_LEVELS = 64

@@ -6,13 +6,15 @@ A rule has conditions on the device, and the objective while they hold; a policy
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.policy.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs
+from adaptive_runtime.policy.choosing import choose
+from adaptive_runtime.policy.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs, DeviceContext
 from adaptive_runtime.policy.inputs import ChoiceLimits, VariantTable
 from adaptive_runtime.policy.lookup import Objective, VariantLookUp
-from adaptive_runtime.policy.scoring import ACCURACY_FIRST, BatteryMu, CriterionWeights, ScoredObjectives
+from adaptive_runtime.policy.scoring import ACCURACY_FIRST, KEPT_ORDERS, BatteryMu, CriterionWeights, ScoredObjectives
 
 Quantity = Literal["battery", "memory", "memory share", "load", "temperature", "charging"]
 ComparisonSign = Literal["<", "<=", ">", ">="]
@@ -129,21 +131,21 @@ class ChoiceRules:
             rule.check(table)
 
 
+FIELDS = {
+    "battery": "battery",
+    "memory": "memory_available_mib",
+    "temperature": "temperature_c",
+    "charging": "charging",
+}
+"""Fields of `DeviceContext` by quantity, besides the share of the memory."""
+
+
 def _value(quantity: Quantity, inputs: DecisionInputs) -> float | None:
-    device = inputs.device
     if quantity == "load":
         return inputs.load
-    if device is None:
-        return None
-    if quantity == "memory share":
-        return device.memory_share
-    if quantity == "charging":
-        return None if device.charging is None else float(device.charging)
-    return {
-        "battery": device.battery,
-        "memory": device.memory_available_mib,
-        "temperature": device.temperature_c,
-    }[quantity]
+    device = inputs.device or DeviceContext()
+    value: float | None = device.memory_share if quantity == "memory share" else getattr(device, FIELDS[quantity])
+    return value
 
 
 NO_RULE = "no rule holds: accuracy first"
@@ -160,39 +162,40 @@ class RuledChoice(NamedTuple):
 
 
 class ByRules:
-    """Decides by the policy that `policy_of` makes for the objective of the first rule that holds.
+    """Chooses by the objective of the first rule that holds, with the hysteresis that `policy_of` makes for it.
 
     A condition that held stays until its value is beyond the limit by a band, and mu follows the battery in steps, so neither
     flaps. When another rule begins to hold, the wait for a better variant begins anew. The memory of a variant is limited to
-    the
-    free memory plus that of the running variant. AdaptiveError if a rule needs a column that the table lacks.
+    the free memory plus that of the running variant. AdaptiveError if a rule needs a column that the table lacks.
     """
 
     def __init__(
         self, rules: ChoiceRules, look_up: VariantLookUp, policy_of: Callable[[Objective], ChoicePolicy]
     ) -> None:
         rules.check(look_up.table)
-        self.rules, self.look_up, self._policy_of = rules, look_up, policy_of
-        self._objectives = ScoredObjectives(look_up)
-        self._policies: tuple[Objective, ChoicePolicy] | None = None
-        self._counting: tuple[tuple[object, ...], tuple[RuledChoice, ChoicePolicy, ChoiceLimits]] | None = None
+        self.rules, self.look_up = rules, look_up
+        objectives = ScoredObjectives(look_up)
+        self._of = lru_cache(KEPT_ORDERS)(lambda weights: (objectives.of(weights), policy_of(objectives.of(weights))))
 
-    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
-        """The next state, and the decision with the rule in front of its reason."""
-        ruled, policy, limits = self._counts(state, inputs)
+    def __call__(self, state: ChoiceState, inputs: DecisionInputs) -> Decision:
+        """The decision with the next state, and with the rule in front of its reason."""
+        ruled = self._ruled(state, inputs)
+        objective, hysteresis = self._of(ruled.weights)
         known = state
         if state.rule != ruled.told and state.better_since_s is not None:
             known = state._replace(better_since_s=None)
+        limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
         if limits is not inputs.limits:
             inputs = inputs._replace(limits=limits)
-        after, decision = policy.decide(known, inputs)
+        decision = choose(known, inputs, objective, hysteresis)
+        after = decision.after
         if not inputs.for_run and (ruled.holding, ruled.mu, ruled.told) != (after.holding, after.mu, after.rule):
             after = after._replace(holding=ruled.holding, mu=ruled.mu, rule=ruled.told)
         why = ruled.told if ruled.mu is None else f"{ruled.told}, mu {ruled.mu:.3g}"
         adapts_weights, reason = ruled.rule is None or ruled.rule.adapts_weights, f"{why}; {decision.reason}"
-        return after, decision._replace(rule=ruled.told, reason=reason, adapts_weights=adapts_weights)
+        return decision._replace(rule=ruled.told, reason=reason, adapts_weights=adapts_weights, after=after)
 
-    def ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
+    def _ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
         """The current objective. Before a later run of a request it is the objective of the first run."""
         is_later = inputs.for_run and state.rule is not None
         holding = state.holding if is_later else self.rules.holding(inputs, state.holding)
@@ -202,28 +205,11 @@ class ByRules:
         told = f"rule '{rule.text}'" + (" holds" if rule.any_of else "")
         if not isinstance(rule.counts, BatteryMu):
             return RuledChoice(holding, None, rule, rule.counts, told)
-        device = inputs.device
         mu = state.mu if is_later else None
         if mu is None:
-            battery, charging = (None, None) if device is None else (device.battery, device.charging)
-            mu = rule.counts.mu(battery, charging, state.mu)
+            device = inputs.device or DeviceContext()
+            mu = rule.counts.mu(device.battery, device.charging, state.mu)
         return RuledChoice(holding, mu, rule, CriterionWeights.of_mu(mu), told)
-
-    def _counts(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[RuledChoice, ChoicePolicy, ChoiceLimits]:
-        """The current objective, its policy, and the limits; found only once while all inputs stay the same."""
-        of_inputs = inputs.limits, inputs.for_run, inputs.load, inputs.device
-        asked = (*of_inputs, state.running, state.holding, state.mu, state.rule)
-        if self._counting is None or self._counting[0] != asked:
-            ruled = self.ruled(state, inputs)
-            policy = self._policy(self._objectives.of(ruled.weights))
-            limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
-            self._counting = asked, (ruled, policy, limits)
-        return self._counting[1]
-
-    def _policy(self, objective: Objective) -> ChoicePolicy:
-        if self._policies is None or self._policies[0] is not objective:
-            self._policies = objective, self._policy_of(objective)
-        return self._policies[1]
 
     def _limits(
         self, limits: ChoiceLimits, rule: ChoiceRule | None, running: int | None, inputs: DecisionInputs
@@ -240,7 +226,5 @@ class ByRules:
         return limits.model_copy(update={"energy_mj": energy_mj, "memory_mib": memory_mib})
 
 
-def _least(one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
+def _least(*limits: float | None) -> float | None:
+    return min((one for one in limits if one is not None), default=None)

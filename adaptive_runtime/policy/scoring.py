@@ -8,8 +8,9 @@ most accurate variant.
 Legend: V variants, N criteria, M matrices.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.policy.inputs import ChoiceLimits, LoadFactors, VariantTable
-from adaptive_runtime.policy.lookup import NONE, FoundVariant, LeastCost, MostAccurate, Objective, VariantLookUp
+from adaptive_runtime.policy.inputs import VariantTable
+from adaptive_runtime.policy.lookup import LeastCost, MostAccurate, Objective, VariantLookUp
 
 STEPS = 100
 """Steps of mu from 0 to 1; each is one order of preference."""
@@ -232,14 +233,13 @@ KEPT_ORDERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class BestScore:
+class BestScore(MostAccurate):
     """The variant with the highest score within the limits; equal ones in the order of `VariantLookUp`.
 
     look_up: in the order of the scores. Limits apply under load; scores do not change with it. Each criterion is scaled to 0 to
     1 over the variants that can be an answer, so replaced variants change nothing. Source: CrowdHMTware, eq. 3.
     """
 
-    look_up: VariantLookUp
     weights: CriterionWeights
 
     @classmethod
@@ -248,29 +248,17 @@ class BestScore:
         table = look_up.table
         return cls(look_up.ranked(weights.checked(table).scores_V(table, look_up.kept_rows)), weights)
 
-    def find(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int] = NONE) -> FoundVariant:
-        return self.look_up.under(limits, factors, without)
-
-    def prefers(self, one: int, other: int, factors: LoadFactors) -> bool:
-        return self.look_up.prefers(one, other)
-
 
 class ScoredObjectives:
-    """Objectives of one table by their weights. The most recent ones are kept."""
+    """Objectives of one table by their weights.
+
+    of: the objective for some weights: the most accurate, the fastest under load, or the highest score. The most recent ones
+    are kept.
+    """
 
     def __init__(self, look_up: VariantLookUp) -> None:
         self.look_up = look_up
-        self._kept: dict[CriterionWeights, Objective] = {}
-
-    def of(self, weights: CriterionWeights) -> Objective:
-        """The objective for some weights: the most accurate, the fastest under load, or the highest score."""
-        found = self._kept.pop(weights, None)
-        if found is None:
-            found = self._made(weights)
-            while len(self._kept) >= KEPT_ORDERS:
-                del self._kept[next(iter(self._kept))]
-        self._kept[weights] = found
-        return found
+        self.of = lru_cache(KEPT_ORDERS)(self._made)
 
     def _made(self, weights: CriterionWeights) -> Objective:
         if weights == ACCURACY_FIRST:

@@ -11,10 +11,10 @@ from math import inf
 import numpy as np
 
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.policy.choosing import decision_for
 from adaptive_runtime.policy.decisions import ChoiceState, Decision, DecisionInputs, Step
 from adaptive_runtime.policy.inputs import LoadFactors
 from adaptive_runtime.policy.lookup import FoundVariant, LeastCost, Objective
-from adaptive_runtime.policy.switching import made
 
 MEDIAN = 0.5
 
@@ -26,7 +26,7 @@ class FixedChoice:
     objective: Objective
     variant: int
 
-    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
+    def __call__(self, state: ChoiceState, inputs: DecisionInputs) -> Decision:
         look_up = self.objective.look_up
         effective_ms = look_up.effective_ms(self.variant, inputs.limits, inputs.factors)
         found = FoundVariant(self.variant, effective_ms, look_up.keeps(self.variant, inputs.limits, inputs.factors))
@@ -44,7 +44,7 @@ class RatioChoice:
     objective: Objective
     share: float = 1.0
 
-    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
+    def __call__(self, state: ChoiceState, inputs: DecisionInputs) -> Decision:
         ratio = 1.0 if inputs.ratio is None else inputs.ratio
         limits = inputs.limits.tighter(1 - self.share).model_copy(update={"quantile": MEDIAN})
         classes = self.objective.look_up.load_classes
@@ -84,7 +84,7 @@ class LoadBandChoice:
         by_band = tuple(LoadFactors(mean=(float(mean),) * classes, deviation=(0.0,) * classes) for mean in means)
         return cls(objective, tuple(edges.tolist()), by_band)
 
-    def decide(self, state: ChoiceState, inputs: DecisionInputs) -> tuple[ChoiceState, Decision]:
+    def __call__(self, state: ChoiceState, inputs: DecisionInputs) -> Decision:
         load = -inf if inputs.load is None else inputs.load
         band = bisect_right(self.edges, load)
         limits = inputs.limits.model_copy(update={"quantile": MEDIAN})
@@ -94,11 +94,11 @@ class LoadBandChoice:
 
 def _chosen(
     objective: Objective, state: ChoiceState, inputs: DecisionInputs, found: FoundVariant, why: str
-) -> tuple[ChoiceState, Decision]:
+) -> Decision:
     running = state.running
     step: Step = "stay"
     if running is None:
         step = "start"
     elif running != found.variant:
         step = "up" if objective.prefers(found.variant, running, inputs.factors) else "down"
-    return ChoiceState(running=found.variant), made(objective, inputs, found, step, why)
+    return decision_for(found, objective, inputs, ChoiceState(running=found.variant), step, why)

@@ -136,7 +136,8 @@ class SimulatedServer:
         before = self.state.running
         if self.around is not None:
             inputs = self.around.seen(inputs, before)
-        self.state, decision = self.policy.decide(self.state, inputs)
+        decision = self.policy(self.state, inputs)
+        self.state = decision.after
         if before is not None and decision.variant != before:
             self.switches += 1
             self.free_s += self.simulation.switch_ms * 1e-3

@@ -32,9 +32,10 @@ def decided(policy: ChoicePolicy, inputs: Iterable[DecisionInputs]) -> list[Deci
     """What a policy decides one after the other; what runs is always what was decided last."""
     state, made = ChoiceState(), []
     for each in inputs:
-        state, decision = policy.decide(state, each)
+        decision = policy(state, each)
+        state = decision.after
         assert state.running == decision.variant
-        made.append(decision)
+        made.append(decision.logged)
     return made
 
 

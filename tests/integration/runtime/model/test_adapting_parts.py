@@ -1,6 +1,7 @@
 """What adapting is made of: the table of a manifest, the estimate of the load, the record of decisions, early samples."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,15 +35,14 @@ from adaptive_runtime.policy import (
     LoadFactors,
     MostAccurate,
     RequestProgress,
-    RunByRun,
     Switching,
     VariantLookUp,
     VariantTable,
-    WarmFirst,
+    choose,
     replay,
 )
 from adaptive_runtime.policy.decisions import DecisionRecord
-from adaptive_runtime.policy.inputs import deviations
+from adaptive_runtime.policy.lookup import deviations
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.state.sensing import SensedState
 from tests.support import examples
@@ -318,9 +318,10 @@ def test_what_does_not_work_is_left_and_cold_variants_have_a_stand_in() -> None:
 
 def test_switching_is_what_adapts_where_nothing_else_is_said() -> None:
     adapting = Adaptation(variants(), ChoiceLimits(budget_ms=9.0), AdaptingOptions(), Clock())
-    assert isinstance(adapting.policy, RunByRun)
-    assert isinstance(adapting.policy.policy, WarmFirst)
-    assert adapting.policy.policy.policy == Switching(MostAccurate(adapting.look_up))
+    assert isinstance(adapting.policy, partial)
+    assert adapting.policy.func is choose
+    best = MostAccurate(adapting.look_up)
+    assert adapting.policy.keywords == {"objective": best, "hysteresis": Switching(best)}
     assert adapting.first == adapting.variants.variants[0]
     assert adapting.useful == adapting.variants.variants
 

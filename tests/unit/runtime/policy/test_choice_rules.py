@@ -1,5 +1,6 @@
 """Rules of the user: what they say, what they refuse, and that they do not flap."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,12 @@ from adaptive_runtime.policy import (
     DecisionLog,
     DeviceContext,
     LoadFactors,
-    RunByRun,
     Switching,
     VariantLookUp,
     VariantTable,
-    WarmFirst,
     parse_rules,
     replay,
 )
-from adaptive_runtime.policy.lookup import Objective
 from adaptive_runtime.policy.rules import RuleCondition
 from adaptive_runtime.policy.scoring import ACCURACY_FIRST, ENERGY_FIRST, LATENCY_FIRST
 from tests.support import examples
@@ -37,12 +35,8 @@ SAVING = "battery < 20% -> energy first"
 
 
 def by(text: str, table: VariantTable = THREE) -> ByRules:
-    """With all policies around the switching that a model has that adapts."""
-
-    def policy_of(objective: Objective) -> RunByRun:
-        return RunByRun(WarmFirst(Switching(objective, dwell_s=DWELL_S), objective), objective)
-
-    return ByRules(parse_rules(text), VariantLookUp(table), policy_of)
+    """As a model that adapts has them."""
+    return ByRules(parse_rules(text), VariantLookUp(table), partial(Switching, dwell_s=DWELL_S))
 
 
 def at(now_s: float, load: float | None = None, **device: float | bool | None) -> DecisionInputs:
@@ -76,7 +70,8 @@ def test_a_rule_can_keep_weights_from_adapting() -> None:
     policy = by("battery < 20% -> energy first, weights off; accuracy first")
     state, told = ChoiceState(), []
     for now_s, battery in enumerate((0.5, 0.1, 0.5)):
-        state, decision = policy.decide(state, at(float(now_s), battery=battery))
+        decision = policy(state, at(float(now_s), battery=battery))
+        state = decision.after
         told.append((decision.adapts_weights, "weights off" in decision.reason))
     assert told == [(True, False), (False, True), (True, False)]
     assert not parse_rules("weights off").rules[0].adapts_weights
@@ -248,10 +243,10 @@ def test_a_battery_that_jumps_over_its_limit_faster_than_the_wait_changes_nothin
 
 def test_later_runs_of_a_request_keep_the_rule_of_its_first() -> None:
     policy = by("battery < 20% -> energy first; mu by battery")
-    state, first = policy.decide(ChoiceState(), at(0.0, battery=0.15))
+    first = policy(ChoiceState(), at(0.0, battery=0.15))
     later = at(0.1, battery=0.9)._replace(for_run=True)
-    after, second = policy.decide(state, later)
-    assert after == state
+    second = policy(first.after, later)
+    assert second.after == first.after
     assert (first.rule, first.name) == (second.rule, second.name)
 
 
@@ -263,7 +258,8 @@ def test_decisions_by_rules_replay_from_their_log(tmp_path: Path) -> None:
         for step in range(40):
             charge = abs(20 - step) / 20
             inputs = at(2.0 * step, battery=charge, charging=step % 7 == 0, memory_available_mib=500.0 - 10 * step)
-            state, decision = policy.decide(state, inputs)
+            decision = policy(state, inputs)
+            state = decision.after
             log.append(inputs, decision)
     assert replay(file, THREE, by(policy.rules.text)) == 40
     with pytest.raises(

@@ -12,18 +12,17 @@ from adaptive_runtime.policy import (
     LoadFactors,
     MostAccurate,
     RequestProgress,
-    RunByRun,
     Switching,
     VariantLookUp,
     VariantTable,
+    choose,
 )
-from adaptive_runtime.policy.inputs import deviations
+from adaptive_runtime.policy.lookup import deviations
 from tests.support import examples
 
 TABLE = VariantTable(names=("fast", "middle", "accurate"), accuracy=(0.7, 0.8, 0.9), latency_ms=(2.0, 5.0, 10.0))
 FAST, MIDDLE, ACCURATE = range(3)
 BEST = MostAccurate(VariantLookUp(TABLE))
-POLICY = RunByRun(Switching(BEST), BEST)
 FACTORS = LoadFactors(mean=(1.0,), deviation=(0.1,))
 RUNNING = ChoiceState(running=ACCURATE)
 
@@ -36,7 +35,8 @@ def decided(
     cold: frozenset[int] = frozenset(),
 ) -> tuple[ChoiceState, Decision]:
     inputs = DecisionInputs(5.0, limits, FACTORS, for_run=for_run, without=without, cold=cold)
-    return POLICY.decide(RUNNING, inputs)
+    decision = choose(RUNNING, inputs, BEST, Switching(BEST))
+    return decision.after, decision
 
 
 def test_the_variant_goes_on_while_the_request_is_in_time() -> None:
@@ -78,7 +78,7 @@ def test_the_runs_left_share_the_time_left_and_scatter_more_than_all(
     budget_ms: float, spent: float, runs: int, part: float, q: float
 ) -> None:
     limits, left = ChoiceLimits(budget_ms=budget_ms, quantile=q, memory_mib=7.0), 1 + round(part * (runs - 1))
-    found = limits.for_run(RequestProgress(runs, left, spent * budget_ms))
+    found = RequestProgress(runs, left, spent * budget_ms).limits(limits)
     assert found.memory_mib == 7.0
     assert 0 < found.budget_ms <= budget_ms / left + 1e-9
     if spent < 0.999:
@@ -86,12 +86,12 @@ def test_the_runs_left_share_the_time_left_and_scatter_more_than_all(
     assert q - 1e-9 <= found.quantile < 1
     above = deviations(found.quantile) / max(1e-9, deviations(q))
     assert q < 0.6 or found.quantile > 1 - 1e-6 or above == pytest.approx((runs / left) ** 0.5, rel=1e-3)
-    assert limits.for_run(RequestProgress(spent_ms=spent * budget_ms)) is limits
+    assert RequestProgress(spent_ms=spent * budget_ms).limits(limits) is limits
 
 
 def test_runs_that_took_longer_than_they_should_are_expected_of_those_left() -> None:
     limits = ChoiceLimits(budget_ms=100.0)
-    in_time, late = (limits.for_run(RequestProgress(4, 2, 40.0, expected_ms)) for expected_ms in (50.0, 10.0))
+    in_time, late = (RequestProgress(4, 2, 40.0, expected_ms).limits(limits) for expected_ms in (50.0, 10.0))
     assert in_time.budget_ms == pytest.approx(30.0)
     assert late.budget_ms == pytest.approx(30.0 / 4)
     assert in_time.quantile == late.quantile
@@ -99,9 +99,9 @@ def test_runs_that_took_longer_than_they_should_are_expected_of_those_left() -> 
 
 def test_a_request_may_have_less_time_than_others() -> None:
     limits = ChoiceLimits(budget_ms=100.0)
-    assert limits.for_run(RequestProgress(budget_ms=20.0)).budget_ms == pytest.approx(20.0)
-    assert limits.for_run(RequestProgress(4, 4, budget_ms=20.0)).budget_ms == pytest.approx(5.0)
-    assert limits.for_run(RequestProgress(budget_ms=200.0)) is limits
-    assert 0 < limits.for_run(RequestProgress(budget_ms=-3.0)).budget_ms < 1.0
+    assert RequestProgress(budget_ms=20.0).limits(limits).budget_ms == pytest.approx(20.0)
+    assert RequestProgress(4, 4, budget_ms=20.0).limits(limits).budget_ms == pytest.approx(5.0)
+    assert RequestProgress(budget_ms=200.0).limits(limits) is limits
+    assert 0 < RequestProgress(budget_ms=-3.0).limits(limits).budget_ms < 1.0
     step = RequestProgress(3, 3).after(effective_ms=4.0, spent_ms=6.0)
     assert (step.left, step.spent_ms, step.expected_ms, step.pace) == (2, 6.0, 4.0, 1.5)

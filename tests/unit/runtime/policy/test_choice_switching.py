@@ -25,7 +25,7 @@ from adaptive_runtime.policy import (
     read_log,
     replay,
 )
-from adaptive_runtime.policy.switching import MINUTE_S
+from adaptive_runtime.policy.choosing import MINUTE_S
 from benchmarks.simulation.published import FixedChoice, LoadBandChoice, RatioChoice
 from tests.support import examples
 from tests.support.runtime.variants import THREE, decided, limits, load_factors, tables

@@ -98,7 +98,7 @@ def test_two_models_on_one_device_do_not_push_each_other_to_and_fro(
                 factors=LoadFactors(mean=(slow[which],), deviation=(0.05 * slow[which],)),
                 load=min(1.0, sum(busy)),
             )
-            states[which], _ = policy.decide(states[which], inputs)
+            states[which] = policy(states[which], inputs).after
         running = [states[0].running or 0, states[1].running or 0]
         busy = [min(1.0, requests_per_s * TABLE.latency_ms[row] / 1e3) for row in running]
         rows.append(running)

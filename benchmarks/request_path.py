@@ -1,0 +1,119 @@
+"""Modules of `adaptive_runtime` that one request to an adapting service passes.
+
+    python -m benchmarks.request_path [--network resnet18] [--requests 20] [--names]
+
+A bundle of two SubNets with random weights is served in this process, and adapts. After a warm-up, each request is followed
+from the entry of its HTTP route to the answer. A module counts if one of its Python functions begins in a thread that the
+request waits for: the event loop and the threads of the queue. Learning and sensing have threads of their own, for which no
+request waits. The table has the union over all requests, with the number of functions and calls in each module.
+
+Bar: at most 10 modules.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+import numpy as np
+
+import adaptive_runtime
+from benchmarks.tables import show
+
+PRODUCT = Path(adaptive_runtime.__file__).parent
+WAITED_FOR = ("MainThread", "infer")
+BUDGET_MS = 10_000.0
+MOST_MODULES = 10
+WARM_UP = 5
+
+
+class FollowedCalls:
+    """Calls of functions of the product, by their file and name, while `follows` is set."""
+
+    def __init__(self) -> None:
+        self.follows = False
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, given: Any) -> None:
+        if self.follows and event == "call" and threading.current_thread().name.startswith(WAITED_FOR):
+            file = frame.f_code.co_filename
+            if file.startswith(str(PRODUCT)):
+                self.calls[file, frame.f_code.co_qualname] += 1
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Follow this thread, and all threads that start in the block."""
+        threading.setprofile(self)
+        sys.setprofile(self)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+
+async def followed(bundle: Path, requests: int) -> Counter[tuple[str, str]]:
+    """Calls of functions that requests have passed, by file and name."""
+    from adaptive_runtime.server.answering import ModelService, RequestQueue
+    from adaptive_runtime.server.bundles import bundle_served
+    from adaptive_runtime.server.options import BundleOptions
+    from adaptive_runtime.server.running import ServiceRoutes, create_app
+    from tests.support.runtime.service_process import INFER, body
+
+    calls, infer = FollowedCalls(), ServiceRoutes.infer
+
+    async def followed_infer(self: ServiceRoutes, request: Any) -> Any:
+        calls.follows = followed
+        try:
+            return await infer(self, request)
+        finally:
+            calls.follows = False
+
+    ServiceRoutes.infer = followed_infer  # type: ignore[method-assign]
+    followed = False
+    with calls.installed(), bundle_served(BundleOptions(bundle=bundle, adapts=True, budget_ms=BUDGET_MS)) as model:
+        queue = RequestQueue(model.infer, 8, 1)
+        app = create_app(ModelService(model, queue, name="model", deadline_ms=BUDGET_MS))
+        sent = body(np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32))
+        work = asyncio.create_task(queue.work())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            for number in range(WARM_UP + requests):
+                followed = number >= WARM_UP
+                (await client.post(INFER, **sent)).raise_for_status()
+        work.cancel()
+        queue.close()
+    return calls.calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="resnet18")
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--names", action="store_true", help="the functions, too")
+    options = parser.parse_args()
+    from benchmarks.service import write
+
+    with tempfile.TemporaryDirectory() as folder:
+        write(options.network, Path(folder) / "bundle")
+        calls = asyncio.run(followed(Path(folder) / "bundle", options.requests))
+    rows = []
+    for file in sorted({file for file, _ in calls}):
+        names = {name: count for (of, name), count in calls.items() if of == file}
+        module, lines = str(Path(file).relative_to(PRODUCT)), Path(file).read_text().count("\n")
+        rows.append((module, str(lines), str(len(names)), f"{sum(names.values()) / options.requests:.1f}"))
+        if options.names:
+            print(module, *sorted(names), sep="\n    ")
+    show((f"module ({len(rows)})", "lines", "functions", "calls for a request"), rows)
+    sys.exit(len(rows) > MOST_MODULES)
+
+
+if __name__ == "__main__":
+    main()
