@@ -1,13 +1,11 @@
 """Costs of early exits: exit rates, average and worst latency and energy, and the best exit within a latency budget.
 
 Means are sums over segments: a segment costs its own latency times the share of samples that reach it, so the search
-can add means up like operators. A file has the measurements of exits on one device, in which `ResourcePolicy` looks up
-its choice.
+can add means up like operators. A file has the measurements of exits on one device.
 
 Legend: N samples, E exits up to the full answer, R timed runs.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self
@@ -94,28 +92,8 @@ class ExitChoice(NamedTuple):
 
 def best_within(choices: Sequence[ExitChoice], budget_ms: float) -> ExitChoice | None:
     """The most accurate choice within a budget, among equal ones the fastest, then one without exits. None if nothing fits."""
-    fitting = [choice for choice in choices if choice.latency_ms <= budget_ms]
-    return min(fitting, key=_worse, default=None)
-
-
-def _worse(choice: ExitChoice) -> tuple[float, float, bool]:
-    return -choice.accuracy, choice.latency_ms, choice.exit != NO_EXIT
-
-
-class ResourcePolicy:
-    """`best_within` for many budgets: a look-up among the choices that are best for some budget."""
-
-    def __init__(self, choices: Sequence[ExitChoice]) -> None:
-        self.best: list[ExitChoice] = []
-        for choice in sorted(choices, key=lambda each: (each.latency_ms, *_worse(each))):
-            if not self.best or choice.accuracy > self.best[-1].accuracy:
-                self.best.append(choice)
-        self._latencies = [choice.latency_ms for choice in self.best]
-
-    def choose(self, budget_ms: float) -> ExitChoice | None:
-        """The best choice within a budget [ms]; None if nothing fits."""
-        place = bisect_right(self._latencies, budget_ms)
-        return self.best[place - 1] if place else None
+    fitting = (choice for choice in choices if choice.latency_ms <= budget_ms)
+    return min(fitting, key=lambda one: (-one.accuracy, one.latency_ms, one.exit != NO_EXIT), default=None)
 
 
 class ExitTable(FileMessage):
@@ -141,6 +119,6 @@ class ExitTable(FileMessage):
                 raise ValueError(f"exit {choice.exit} of {len(self.exits)}")
         return self
 
-    def policy(self) -> ResourcePolicy:
-        """The look-up."""
-        return ResourcePolicy(self.choices)
+    def best_within(self, budget_ms: float) -> ExitChoice | None:
+        """The best choice within a budget [ms]; None if nothing fits."""
+        return best_within(self.choices, budget_ms)

@@ -139,9 +139,8 @@ def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: di
     measured = {one.exit for row in policies_of(own)[0].subnets for one in row.exits}  # a merged block has none inside
     assert {number_of(table, name) for name in measured} <= {choice.exit for choice in table.choices}
     assert {"last"} < measured
-    policy = table.policy()
     for budget_ms in sorted({choice.latency_ms for choice in table.choices}):
-        chosen = policy.choose(budget_ms)
+        chosen = table.best_within(budget_ms)
         assert chosen is not None
         fitting = [choice for choice in table.choices if choice.latency_ms <= budget_ms]
         assert chosen.accuracy == max(choice.accuracy for choice in fitting)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_runtime.exits import NO_EXIT, ExitChoice, ResourcePolicy, best_within
+from adaptive_runtime.exits import NO_EXIT, ExitChoice, best_within
 
 coarse = st.integers(0, 8).map(lambda k: k / 8)
 choices = st.lists(st.builds(ExitChoice, st.integers(0, 5), st.integers(NO_EXIT, 2), coarse, coarse), max_size=25)
@@ -20,16 +20,7 @@ def test_no_measured_choice_within_the_budget_is_better(drawn: list[ExitChoice],
             assert all((each.accuracy, -each.latency_ms) < (best.accuracy, -best.latency_ms) for each in without)
 
 
-@given(choices, coarse)
-def test_the_look_up_finds_what_the_search_over_all_finds(drawn: list[ExitChoice], budget_ms: float) -> None:
-    found, best = ResourcePolicy(drawn).choose(budget_ms), best_within(drawn, budget_ms)
-    assert (found is None) == (best is None)
-    if found is not None and best is not None:
-        same = [(each.accuracy, each.latency_ms, each.exit == NO_EXIT) for each in (found, best)]
-        assert same[0] == same[1]
-
-
 def test_of_equal_choices_the_subnet_without_exits_is_taken() -> None:
     table = [ExitChoice(0, 1, 0.9, 2.0), ExitChoice(1, NO_EXIT, 0.9, 2.0), ExitChoice(2, 0, 0.8, 1.0)]
-    assert ResourcePolicy(table).choose(3.0) == best_within(table, 3.0) == table[1]
-    assert ResourcePolicy(table).choose(1.5) == table[2]
+    assert best_within(table, 3.0) == table[1]
+    assert best_within(table, 1.5) == table[2]
