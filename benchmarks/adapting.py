@@ -45,7 +45,8 @@ from numpy.typing import NDArray
 
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
-from adaptive_runtime.model.adapting import Adaptation, ServedRun
+from adaptive_runtime.model.adapting import Adaptation
+from adaptive_runtime.model.estimate import ServedRun
 from adaptive_runtime.model.variants import BundleVariants, load_classes
 from adaptive_runtime.policy import ChoiceLimits, VariantTable
 from adaptive_runtime.policy.lookup import deviations

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.bundle.chains import ChainFormat
-from adaptive_runtime.model.adapting import Adaptation, ServedRun
+from adaptive_runtime.model.adapting import Adaptation
+from adaptive_runtime.model.estimate import ServedRun
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import ChoiceLimits, ChoicePolicy, Objective, RequestProgress, Switching
 from adaptive_runtime.state.sensing import SensedState, Sensing, load_index

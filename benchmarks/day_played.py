@@ -26,7 +26,8 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.base.errors import NotBackError
 from adaptive_runtime.base.process import run_at
-from adaptive_runtime.model.adapting import Adaptation, ServedRun, StandInRow
+from adaptive_runtime.model.adapting import Adaptation
+from adaptive_runtime.model.estimate import ServedRun, StandInRow
 from adaptive_runtime.model.serving import StandIns
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress

@@ -46,7 +46,7 @@ from adaptive_runtime.bundle.chains import (
     NcnnChain,
     OnnxChain,
 )
-from adaptive_runtime.bundle.chains.runs import BoundRun
+from adaptive_runtime.bundle.chains.chain import BoundRun
 from tasks.evaluation.ncnn.conversion import convert
 
 ROUNDS, WARM_UP = 200, 20

@@ -1,20 +1,19 @@
 """Adaptation of a deployed model: observes requests and the device's load, and decides which variant should serve.
 
 [The run time](docs/runtime.md#adapting) shows how it is used.
-
-State of the adaptation loop: observed requests and samples, and the decision that follows from them.
 """
 
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from adaptive_runtime.model.estimate import Caution, LoadEstimate, Rest
+from adaptive_runtime.model.answers import AdaptingState
+from adaptive_runtime.model.estimate import Care, LoadEstimate, ServedRun, StandInRow, WaitedFor, told_to_rules
 from adaptive_runtime.model.options import AdaptingOptions, checked_limits
 from adaptive_runtime.model.variants import BundleVariants, SubNetsOverDevices
 from adaptive_runtime.policy import (
@@ -25,6 +24,7 @@ from adaptive_runtime.policy import (
     ChoiceState,
     Decision,
     DecisionInputs,
+    DecisionLog,
     DeviceContext,
     LoadFactors,
     MostAccurate,
@@ -33,9 +33,8 @@ from adaptive_runtime.policy import (
     VariantLookUp,
     choose,
 )
-from adaptive_runtime.policy.decisions import DecisionRecord
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.state.forecast import Forecast, Forecaster
+from adaptive_runtime.state.forecast import Forecaster
 
 if TYPE_CHECKING:
     from adaptive_runtime.state.sensing import SensedState
@@ -48,81 +47,54 @@ STANDS_IN = 0.9
 
 Other devices are late far more seldom than not.
 """
+AFTERWARDS_S = 0.01
+"""Time between a run and learning from it, in which its answer leaves."""
+MOST_WAITING = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptingState:
-    """State of an adapting model at one moment. None: not sensed, or not yet.
+class Afterwards:
+    """Work in order, a short time after it has come, in a thread between `start` and `stop`; before, if it is needed."""
 
-    load: the load index of the last sample. forecast: of the load index, for the next samples. slow_down: mean and deviation of
-    the factor by which the decided variant is expected to be slower than predicted. device: the last sample. decision: the last
-    decision. mu: weight of accuracy against energy, if it follows the battery. care: factors on the deviations in decisions,
-    learned from late requests under this load, for variants on the coordinator and over devices.
-    """
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], None]] = deque()
+        self._working, self._news, self._stopped = threading.Lock(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._keep_working, name="learning", daemon=True)
+        self.start = self._thread.start
 
-    limits: ChoiceLimits
-    load: float | None
-    forecast: Forecast | None
-    slow_down: tuple[float, float]
-    device: "SensedState | None"
-    decision: Decision | None
-    mu: float | None = None
-    care: tuple[float, float] = (1.0, 1.0)
+    def add(self, work: Callable[..., None], *given: Any) -> None:
+        """Add work for later."""
+        self._work.append(partial(work, *given))
+        self._news.set()
 
-    @property
-    def battery(self) -> float | None:
-        """Charge, from 0 to 1."""
-        return None if self.device is None else self.device.battery
+    def settle(self, most: int = 0) -> None:
+        """Do all work so far now, if more than `most` waits."""
+        if most and len(self._work) <= most:
+            return
+        with self._working:
+            for _ in range(len(self._work)):
+                self._work.popleft()()
 
-    @property
-    def memory_available_mib(self) -> float | None:
-        """Free memory of the device."""
-        return None if self.device is None else self.device.memory_available_mib
+    def stop(self) -> None:
+        """Do all work, and end the thread."""
+        self._stopped.set()
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.settle()
 
-    @property
-    def reason(self) -> str | None:
-        """The reason of the last decision."""
-        return None if self.decision is None else self.decision.reason
-
-    @property
-    def rule(self) -> str | None:
-        """The rule that made the last decision; None if there are no rules."""
-        return None if self.decision is None else self.decision.rule
-
-
-class ServedRun(NamedTuple):
-    """A run of a variant and its duration without waiting. exits: the exit of each sample.
-
-    away: it was a run over devices, and the fallback on the coordinator answered because the devices had not.
-    """
-
-    variant: Variant
-    exits: Sequence[str]
-    run_ms: float
-    away: bool = False
-
-    @property
-    def counts_for(self) -> Variant | None:
-        """The variant whose latency the run measures.
-
-        For thresholds: the exit at which all samples left; None if they left at several.
-        """
-        if not self.variant.early:
-            return self.variant
-        return self.variant.whole._replace(exit=self.exits[0]) if len(set(self.exits)) == 1 else None
-
-
-class StandInRow(NamedTuple):
-    """A row that answers as fallback when other devices have not, and its expected upper duration [ms]."""
-
-    row: int
-    takes_ms: float
+    def _keep_working(self) -> None:
+        while not self._stopped.is_set():
+            self._news.wait()
+            self._news.clear()
+            self._stopped.wait(AFTERWARDS_S)
+            self.settle()
 
 
 class Adaptation:
     """Choice of the variant of a bundle that should serve. Several threads may call it.
 
-    `served` and `sensed` report events and update the slow-down factors; `choose` decides. variants: in the
+    `served` and `sensed` report events; `choose` decides by all that was reported before. A thread learns from served requests,
+    and appends to the record, after their answers, unless the next request comes sooner. variants: in the
     order of the rows of `variants.table`. rules: None: the most accurate variant within the limits is best. running: the
     variant that already runs. placed: SubNets over several devices, which are rows, too. policy: a pure function, so the record
     of decisions can be replayed with it.
@@ -167,11 +139,11 @@ class Adaptation:
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
         self._limits = self._careful = limits
-        self._caution, self._caution_over_devices, self._rest = Caution(), Caution(), Rest()
+        self._care, self._afterwards = Care(), Afterwards()
         self._factors = self._estimate.factors(clock(), None, limits.quantile)
         file, most_mib = options.decisions, options.decisions_mib
         text = None if rules is None else rules.text
-        self._record = None if file is None else DecisionRecord(Path(file), variants.table, self._state, most_mib, text)
+        self._record = None if file is None else DecisionLog(Path(file), variants.table, self._state, text, most_mib)
 
     @property
     def limits(self) -> ChoiceLimits:
@@ -180,6 +152,7 @@ class Adaptation:
 
     def set_limits(self, **changes: float | None) -> None:
         """Change limits, by the names of `ChoiceLimits`, from the next decision on. AdaptiveError: an invalid limit."""
+        self._afterwards.settle()
         with self._lock:  # another thread may change another limit
             limits = checked_limits({**self._limits.model_dump(), **changes})
             self.look_up.extra_limits(limits)
@@ -210,14 +183,15 @@ class Adaptation:
 
         without: rows that do not work.
         """
+        self._afterwards.settle()
         with self._lock:
             inputs = self._inputs(cold, without, request)
-            before, self._decision = self._state, self.policy(self._state, inputs)
+            self._decision = self.policy(self._state, inputs)
             self._state = self._decision.after
             self._unable = cold, without
             self._late &= inputs.for_run
             if self._record is not None:
-                self._record.append(before, inputs, self._decision)
+                self._afterwards.add(self._record.append, inputs, self._decision)
             return self._decision
 
     def stand_in(self) -> StandInRow | None:
@@ -235,31 +209,48 @@ class Adaptation:
 
     def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
         """Learn from the runs of a request. request: its progress after the last run; None: unknown whether it was late."""
-        rows, run_ms, over_devices, away = list[int](), 0.0, False, False
-        for run in runs:
-            row = self._row_of.get(run.counts_for) if run.counts_for is not None and run.run_ms > 0 else None
-            over_devices |= run.variant.placed
-            away |= run.away
-            if row is not None and not run.variant.placed:  # other devices do not show the load here
-                rows.append(row)
-                run_ms += run.run_ms
-        if not rows and not over_devices:
+        self._afterwards.add(self._learn, tuple(runs), request, self._clock())
+        self._afterwards.settle(MOST_WAITING)  # several threads may answer faster than one learns
+
+    def _learn(self, runs: Sequence[ServedRun], request: RequestProgress | None, now_s: float) -> None:
+        measured = [(self._row_of.get(run.counts_for), run) for run in runs if run.counts_for and run.run_ms > 0]
+        at_home = [(row, run.run_ms) for row, run in measured if row is not None and not run.variant.placed]
+        over_devices = any(run.variant.placed for run in runs)  # other devices do not show the load here
+        if not at_home and not over_devices:
             return
         with self._lock:
-            now_s = self._clock()
-            if rows:
-                self._estimate.observe(rows, run_ms, now_s, self._load)
+            if at_home:
+                rows, run_ms = zip(*at_home, strict=True)
+                self._estimate.observe(rows, sum(run_ms), now_s, self._load)
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
                 # a fallback's answer is in time, but the decided row's answer would not have been
-                self._learn_caution(math.inf if away else request.spent_ms, over_devices)
+                spent_ms = math.inf if any(run.away for run in runs) else request.spent_ms
+                self._late |= spent_ms > self._limits.budget_ms
+                self._care.learn(self._told(spent_ms, over_devices), self._limits.quantile, self._load)
             self._renew(now_s)
+
+    def _told(self, spent_ms: float, over_devices: bool) -> WaitedFor:
+        """A request as its caution sees it."""
+        decision, budget_ms = self._decision, self._limits.budget_ms
+        fastest = next((row for row in self._home_rows if row not in self._unable[1]), self._home_rows[0])
+        # whether the fastest variant on the coordinator, under the same slow-down, would have kept the limits
+        fastest_ms = self.look_up.effective_ms(fastest, self._careful, self._factors)
+        avoidable = decision is None or spent_ms * fastest_ms <= budget_ms * decision.effective_ms
+        return WaitedFor(
+            late=spent_ms > budget_ms,
+            over_devices=over_devices,
+            within=decision is None or decision.within,
+            avoidable=over_devices or avoidable,
+            in_time_at_home=self._at_quantile_ms(fastest, 0.5) <= budget_ms,
+        )
 
     def sensed(self, device: "SensedState") -> None:
         """Take over a sample of the device's state."""
         from adaptive_runtime.state.sensing import load_index
 
         load = load_index(device)
+        self._afterwards.settle()
         with self._lock:
             self._forecaster.observe(load)
             known = self._has_served and load is not None and self._load is not None
@@ -267,12 +258,13 @@ class Adaptation:
             self._lag = (self._load or 0.0) - (load or 0.0) if known else 0.0
             self._device, self._load, self._has_served = device, load, False
             if self.rules is not None:
-                self._context = context_of(device)
+                self._context = told_to_rules(device)
             self._renew(self._clock())
 
     @property
     def state(self) -> AdaptingState:
         """The current state."""
+        self._afterwards.settle()
         with self._lock:
             factors, running = self._inputs().factors, self._state.running
             load_class = 0 if running is None else int(self.variants.table.load_class_V[running])
@@ -285,7 +277,7 @@ class Adaptation:
                 device=self._device,
                 decision=self._decision,
                 mu=self._state.mu,
-                care=(self._caution.factor(self._load), self._caution_over_devices.factor(self._load)),
+                care=(self._care.at_home.factor(self._load), self._care.over_devices.factor(self._load)),
             )
 
     def take_over(self, before: "Adaptation") -> None:
@@ -293,6 +285,8 @@ class Adaptation:
 
         Nothing changes if that instance has no record.
         """
+        self._afterwards.settle()
+        before._afterwards.settle()
         with self._lock, before._lock:
             if before._record is None:
                 return
@@ -302,45 +296,16 @@ class Adaptation:
             self._record.go_on(self.variants.table, self._state, None if self.rules is None else self.rules.text)
 
     def start(self) -> None:
-        """Sample the device's state in the background until `stop`."""
+        """Sample the device's state, and learn from served requests, in the background until `stop`."""
         self.sensing.start()
+        self._afterwards.start()
 
     def stop(self) -> None:
         """End sampling and close the record."""
         self.sensing.stop()
+        self._afterwards.stop()
         if self._record is not None:
             self._record.close()
-
-    def _learn_caution(self, spent_ms: float, over_devices: bool) -> None:
-        """Adjust the caution after a request.
-
-        The coordinator and other devices have separate caution, since neither carries information about the other.
-        """
-        caution, other, rest = self._caution, self._caution_over_devices, self._rest
-        if over_devices:
-            caution, other = other, caution
-        else:
-            rest.elsewhere()
-        other.unused()
-        late = spent_ms > self._limits.budget_ms
-        self._late |= late
-        within = self._decision is None or self._decision.within
-        if late and not within:
-            if over_devices and self._home_ms <= self._limits.budget_ms:
-                rest.begin()
-        elif late:
-            if over_devices or self._was_avoidable(spent_ms):
-                caution.observe(True, self._limits.quantile, self._load)
-        # if no variant keeps the limits, less care than usual would not help
-        elif within or caution.factor(self._load) > 1.0:
-            caution.observe(False, self._limits.quantile, self._load)
-            if over_devices and within:
-                rest.over()
-
-    @property
-    def _home_ms(self) -> float:
-        """Average latency of the fastest working variant on the coordinator."""
-        return self._at_quantile_ms(self._fastest_at_home(), 0.5)
 
     def _at_quantile_ms(self, row: int, quantile: float) -> float:
         limits = self._limits.model_copy(update={"quantile": quantile})
@@ -350,22 +315,15 @@ class Adaptation:
         _, without = self._unable
         return next((row for row in self._home_rows if row not in without), self._home_rows[0])
 
-    def _was_avoidable(self, spent_ms: float) -> bool:
-        """Whether the fastest variant on the coordinator, under the same slow-down, would have kept the limits."""
-        decision = self._decision
-        if decision is None:
-            return True
-        fastest_ms = self.look_up.effective_ms(self._fastest_at_home(), self._careful, self._factors)
-        return spent_ms * fastest_ms <= self._limits.budget_ms * decision.effective_ms
-
     def _renew(self, now_s: float) -> None:
         forecast = self._forecaster.forecast
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
-        self._careful = self._caution.limits(self._limits, self._load)
+        at_home = self._care.at_home
+        self._careful = at_home.limits(self._limits, self._load)
         if self._placed is not None:
-            over_devices = self._caution_over_devices.factor(self._load)
-            self._placed.renew(self._factors, over_devices / self._caution.factor(self._load))
+            over_devices = self._care.over_devices.factor(self._load)
+            self._placed.renew(self._factors, over_devices / at_home.factor(self._load))
 
     def _inputs(
         self,
@@ -378,8 +336,8 @@ class Adaptation:
         told: Mapping[int, str] = {}
         if self._placed is not None:
             factors, unable, told = self._placed.now(self._factors)
-            if self._rest.left:
-                unable, told = self._over_devices, dict.fromkeys(self._over_devices, self._rest.reason)
+            if self._care.rest.left:
+                unable, told = self._over_devices, dict.fromkeys(self._over_devices, self._care.rest.reason)
             without = unable | without if len(unable | without) < len(self.variants.table) else without
         limits, for_run = self._careful, False
         if request != ONE_RUN:
@@ -408,14 +366,3 @@ def _policy(
         return ByRules(rules, look_up, hysteresis)
     best = MostAccurate(look_up)
     return partial(choose, objective=best, hysteresis=hysteresis(best))
-
-
-def context_of(device: "SensedState") -> DeviceContext:
-    """The part of a sample that rules can read."""
-    return DeviceContext(
-        battery=device.battery,
-        charging=device.plugged,
-        memory_available_mib=device.memory_available_mib,
-        memory_total_mib=device.memory_total_mib,
-        temperature_c=device.temperature_c,
-    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,14 @@ from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.weight_options import WeightsState
 from adaptive_runtime.bundle.bundles import BundledNet, BundledSubNet, BundleFormat
-from adaptive_runtime.model.adapting import AdaptingState
+from adaptive_runtime.policy import ChoiceLimits, Decision
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.pool.variants import BILINEAR, scaling
 from adaptive_runtime.samples.boxes import HEADS, DetectionHead, Detections, detect
+from adaptive_runtime.state.forecast import Forecast
+
+if TYPE_CHECKING:
+    from adaptive_runtime.state.sensing import SensedState
 
 
 class ModelAnswer(NamedTuple):
@@ -56,36 +60,62 @@ class ModelAnswer(NamedTuple):
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
         """The answer of several runs, one after another."""
-        if len(runs) == 1:
-            return runs[0]._replace(latency_ms=latency_ms)
-        return cls(
-            np.concatenate([run.classes for run in runs]),
-            np.concatenate([run.logits for run in runs]),
-            tuple(chain.from_iterable(run.subnets for run in runs)),
-            tuple(chain.from_iterable(run.exits for run in runs)),
-            np.concatenate([run.confidence for run in runs]),
-            latency_ms,
-            tuple(chain.from_iterable(run.formats for run in runs)),
-            tuple(dict.fromkeys(chain.from_iterable(run.devices for run in runs))),
-            detections=None
-            if runs[0].detections is None
-            else tuple(box for run in runs for box in run.detections or ()),
-            masks=None
-            if runs[0].masks is None
-            else np.concatenate([run.masks for run in runs if run.masks is not None]),
-            labels=None
-            if runs[0].labels is None
-            else {name: np.concatenate([(run.labels or {})[name] for run in runs]) for name in runs[0].labels},
-            images=None
-            if runs[0].images is None
-            else np.concatenate([run.images for run in runs if run.images is not None]),
-            tags=None if runs[0].tags is None else np.concatenate([run.tags for run in runs if run.tags is not None]),
-        )
+        found = {name: _joined([getattr(run, name) for run in runs]) for name in cls._fields if name != "latency_ms"}
+        return cls(latency_ms=latency_ms, **{**found, "devices": tuple(dict.fromkeys(found["devices"]))})
 
     @property
     def subnet(self) -> str:
         """The digest of the SubNet that gave the last answer, usually all answers."""
         return self.subnets[-1]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The values of several runs as one: arrays, tuples, or arrays by name; None if there are none."""
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], Mapping):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return tuple(chain.from_iterable(parts)) if isinstance(parts[0], tuple) else np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptingState:
+    """State of an adapting model at one moment. None: not sensed, or not yet.
+
+    load: the load index of the last sample. forecast: of the load index, for the next samples. slow_down: mean and deviation of
+    the factor by which the decided variant is expected to be slower than predicted. device: the last sample. decision: the last
+    decision. mu: weight of accuracy against energy, if it follows the battery. care: factors on the deviations in decisions,
+    learned from late requests under this load, for variants on the coordinator and over devices.
+    """
+
+    limits: ChoiceLimits
+    load: float | None
+    forecast: Forecast | None
+    slow_down: tuple[float, float]
+    device: "SensedState | None"
+    decision: Decision | None
+    mu: float | None = None
+    care: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def battery(self) -> float | None:
+        """Charge, from 0 to 1."""
+        return None if self.device is None else self.device.battery
+
+    @property
+    def memory_available_mib(self) -> float | None:
+        """Free memory of the device."""
+        return None if self.device is None else self.device.memory_available_mib
+
+    @property
+    def reason(self) -> str | None:
+        """The reason of the last decision."""
+        return None if self.decision is None else self.decision.reason
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that made the last decision; None if there are no rules."""
+        return None if self.decision is None else self.decision.rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +150,7 @@ class ModelState:
 
 
 SEGMENTATION, SEVERAL_CLASSES, RESTORATION, TAGGING = "segmentation", "several_classes", "restoration", "tagging"
-UNREAD = -1
+UNREAD = NO_CLASS = -1
 UPSCALES: Mapping[str, int] = MappingProxyType(
     {RESTORATION: 1, **{f"super_resolution_x{upscale}": upscale for upscale in range(2, 9)}}
 )
@@ -140,6 +170,19 @@ class DecodedAnswers(NamedTuple):
     labels: Mapping[str, NDArray[np.int64]] | None = None
     images: NDArray[np.float32] | None = None
     tags: NDArray[np.int64] | None = None
+
+    def answer(
+        self,
+        raw_NV: Array,
+        subnets: tuple[str, ...],
+        exits: tuple[str, ...],
+        run_ms: float,
+        formats: tuple[BundleFormat, ...],
+    ) -> ModelAnswer:
+        """The answer to samples with these raw outputs."""
+        count = len(raw_NV)
+        logits, classes = raw_NV if self.labels else np.empty((count, 0), np.float32), np.full(count, NO_CLASS)
+        return ModelAnswer(classes, logits, subnets, exits, np.zeros(count), run_ms, formats, **self._asdict())
 
 
 RawDecoder = Callable[[Array, BundledSubNet, BundledNet, tuple[int, int]], DecodedAnswers]

@@ -1,8 +1,6 @@
-"""A bundle that serves: answers in numpy, SubNets swapped between two requests.
+"""A deployed model: answers requests with one SubNet of a bundle, and changes to another between two requests.
 
 [The run time](docs/runtime.md) shows its use.
-
-A deployed model: answers requests with one SubNet of a bundle, and changes to another between two requests.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -23,8 +21,9 @@ from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.bundle.chains import text_of
-from adaptive_runtime.model.adapting import Adaptation, ServedRun, StandInRow
+from adaptive_runtime.model.adapting import Adaptation
 from adaptive_runtime.model.answers import FollowingWeights, ModelAnswer, ModelState, decoder_of
+from adaptive_runtime.model.estimate import ServedRun, StandInRow
 from adaptive_runtime.model.serving import ServedVariants, StandIns
 from adaptive_runtime.model.variants import SubNetsOverDevices
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress
@@ -32,7 +31,6 @@ from adaptive_runtime.pool import Answerer, PlacedRuntime, SubNetPool, Variant, 
 from adaptive_runtime.samples.inputs import Vocabulary
 
 NONE: frozenset[int] = frozenset()
-NO_CLASS = -1
 Chooser = Callable[[ModelState], Variant | None]
 """Chooses the variant to serve before a request is answered; None: no change. One call at a time."""
 
@@ -66,9 +64,10 @@ class DeployedModel(Closing):
         self._counting, self._choosing = threading.Condition(), threading.Lock()
         self._closed = False
         self.taken = pool.bundle.manifest.subnets[0].taken
+        self._usual = (self.taken.dtype, self.taken.shape) if self.taken.words is None else None
         self._vocabulary: Vocabulary | None = None
         self._decoder = decoder_of(pool.bundle.manifest.problem, pool.bundle.manifest.classes)
-        self._served = ServedVariants(pool, serving, self._useful, taken_out)
+        self._served = ServedVariants(pool, serving, lambda: () if adaptation is None else adaptation.useful, taken_out)
         if adaptation is not None:
             adaptation.start()
         if weights is not None:
@@ -83,25 +82,25 @@ class DeployedModel(Closing):
         """Answer samples (N, C, H, W), prepared as the manifest says; they are scaled here if a SubNet takes another size.
 
         Texts are numbers of words (N, T) int64, as `tokens` gives them; a SubNet of a smaller length takes the first ones.
-        Several
-        inputs are given as one array each by name, or all packed (`adaptive_runtime.samples.inputs`).
-
-        budget_ms: budget of this request, if less than the limits' budget and the model adapts.
-        subnet: digest of the SubNet that answers this request, whole, and is loaded for it; None: the serving one.
+        Several inputs are given as one array each by name, or all packed (`adaptive_runtime.samples.inputs`). budget_ms: of
+        this request, if less than the limits' budget and the model adapts. subnet: digest of the SubNet that answers this
+        request, whole, and is loaded for it; None: the serving one.
         AdaptiveError for another shape or type, a closed model, an unknown `subnet`, or if no working SubNet is left.
         """
         start_ns = self.clock_ns()
-        x_NCHW = self.taken.packed(samples)
-        self.taken.check(x_NCHW)
+        is_usual = isinstance(samples, np.ndarray) and (samples.dtype, samples.shape[1:]) == self._usual
+        if not (is_usual and len(samples)):
+            samples = self.taken.packed(samples)
+            self.taken.check(samples)
         with self._counting:
             if self._closed:
                 raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
             self._running += 1
         try:
             if subnet is None:
-                answer = self._answer(x_NCHW, budget_ms, start_ns)
+                answer = self._answer(samples, budget_ms, start_ns)
             else:
-                answer = self._answer_by(subnet, x_NCHW, start_ns)
+                answer = self._answer_by(subnet, samples, start_ns)
         finally:
             with self._counting:
                 self._running -= 1
@@ -117,8 +116,7 @@ class DeployedModel(Closing):
         AdaptiveError if the bundle takes no texts.
         """
         text = text_of(self.pool.bundle.manifest.subnets[0].preparation)
-        if self._vocabulary is None:
-            self._vocabulary = self.pool.bundle.vocabulary()
+        self._vocabulary = self._vocabulary or self.pool.bundle.vocabulary()
         if self._vocabulary is None or text is None:
             raise AdaptiveError(str(self.pool.bundle.folder), "takes images, not texts")
         return self._vocabulary.tokens(texts, text.length)
@@ -137,8 +135,7 @@ class DeployedModel(Closing):
 
         Otherwise it is loaded beside the serving one. format: of its files; None: its first format here. placed: over several
         devices. wait: until it serves, or another is wanted. AdaptiveError if the SubNet, exit, format or placement does not
-        exist,
-        or the SubNet is quarantined.
+        exist, or the SubNet is quarantined.
         """
         self._served.use(self.pool.answerer(Variant(digest, exit, early, format, placed)), wait=wait)
 
@@ -147,6 +144,7 @@ class DeployedModel(Closing):
         """The serving variant, warm variants, quarantined SubNets, and counts."""
         served = self._served
         active, standby = served.active, served.standby
+        budget_ms = None if self.adaptation is None else self.adaptation.limits.budget_ms
         return ModelState(
             serving=active.variant,
             standby=None if standby is None else standby.variant,
@@ -158,15 +156,11 @@ class DeployedModel(Closing):
             latency_ms=self._latency_ms,
             used_mib=served.used_mib,
             budget_mib=self.pool.budget_mib,
-            budget_ms=self._budget_ms(),
+            budget_ms=budget_ms if budget_ms is not None and math.isfinite(budget_ms) else None,
             format=active.form,
             adapting=None if self.adaptation is None else self.adaptation.state,
             weights=None if self.weights is None else self.weights.state,
         )
-
-    def _budget_ms(self) -> float | None:
-        found = math.inf if self.adaptation is None else self.adaptation.limits.budget_ms
-        return found if math.isfinite(found) else None
 
     @property
     def limits(self) -> ChoiceLimits:
@@ -184,8 +178,7 @@ class DeployedModel(Closing):
     def subnets(self) -> tuple[BundledSubNet, ...]:
         """The SubNets that can serve, with all their data from the bundle."""
         out, pool = self._served.taken_out, self.pool
-        every = pool.bundle.manifest.subnets
-        return tuple(one for one in every if any(variant not in out for variant in pool.whole_of(one)))
+        return tuple(one for one in pool.bundle.manifest.subnets if not out.keys() >= {*pool.whole_of(one)})
 
     @property
     def taken_out(self) -> Mapping[Variant, str]:
@@ -208,6 +201,11 @@ class DeployedModel(Closing):
 
     def close(self) -> None:
         """Free all SubNets after running requests have ended. If ending one component fails, the others are still ended."""
+
+        def wait_for_requests() -> None:
+            with self._counting:
+                self._counting.wait_for(lambda: not self._running)
+
         with self._counting:
             self._closed = True
         with ExitStack() as stack:  # an ExitStack ends the last one first
@@ -219,24 +217,23 @@ class DeployedModel(Closing):
                 stack.callback(self.weights.stop)
             if self.adaptation is not None:
                 stack.callback(self.adaptation.stop)
-            stack.callback(self._wait_for_requests)
+            stack.callback(wait_for_requests)
             stack.callback(self._served.stop)
 
     def _answer(self, x_NCHW: NDArray[np.float32], budget_ms: float | None, start_ns: int) -> ModelAnswer:
-        if self.chooser is not None:
-            self._choose(self.chooser)
         size = self._run_size(len(x_NCHW))
         starts, parts, served = range(0, len(x_NCHW), size), list[ModelAnswer](), list[ServedRun]()
         request = RequestProgress(len(starts), len(starts), budget_ms=budget_ms)
         for start in starts:
-            active, effective_ms = self._adapted(request)
+            active, effective_ms = self._chosen(request)
             before_ms = (self.clock_ns() - start_ns) / 1e6 - request.spent_ms
             left_ms = self._left_ms(request, before_ms)
             parts.append(self._run(active, x_NCHW[start : start + size], served, left_ms))
             request = request.after(effective_ms, (self.clock_ns() - start_ns) / 1e6)
         if self.adaptation is not None:
             self.adaptation.served(served, request)
-        return ModelAnswer.of(parts, (self.clock_ns() - start_ns) / 1e6)
+        latency_ms = (self.clock_ns() - start_ns) / 1e6
+        return parts[0]._replace(latency_ms=latency_ms) if len(parts) == 1 else ModelAnswer.of(parts, latency_ms)
 
     def _answer_by(self, subnet: str, x_NCHW: NDArray[np.float32], start_ns: int) -> ModelAnswer:
         """The answer of one SubNet alone, in the first format in which it works.
@@ -244,8 +241,7 @@ class DeployedModel(Closing):
         AdaptiveError if the bundle lacks it, or if it is quarantined in all formats.
         """
         first, served = self.pool.answerer(Variant(subnet)), list[ServedRun]()
-        working = (one for one in self.pool.whole_of(first.subnet) if one not in self._served.taken_out)
-        answerer = self.pool.answerer(next(working, first.variant))
+        answerer = self._working(self.pool.whole_of(first.subnet)) or first
         self._served.refuse(answerer)
         try:
             answer = self._run_once(answerer, x_NCHW, served, None)
@@ -254,14 +250,12 @@ class DeployedModel(Closing):
             return self._answer_by(subnet, x_NCHW, start_ns)
         if self.adaptation is not None:
             self.adaptation.served(served)
-        return ModelAnswer.of([answer], (self.clock_ns() - start_ns) / 1e6)
+        return answer._replace(latency_ms=(self.clock_ns() - start_ns) / 1e6)
 
     def _run_size(self, samples: int) -> int:
         """The number of samples that run together before the model adapts again: a batch of the runtime, or all."""
-        batch = (
-            self._served.active.chain.runtime.batch if self.adaptation is not None and self.chooser is None else None
-        )
-        return batch or samples
+        adapts = self.adaptation is not None and self.chooser is None
+        return (self._served.active.chain.runtime.batch if adapts else None) or samples
 
     def _left_ms(self, request: RequestProgress, before_ms: float) -> float | None:
         """The budget left for the next run, minus the time to decide it; None: no budget."""
@@ -284,13 +278,17 @@ class DeployedModel(Closing):
 
     def _at_home(self, placed: Answerer) -> Answerer:
         """The same SubNet on this device; another one if that is quarantined. AdaptiveError if none is left."""
-        known = (Variant(placed.variant.digest), *self.pool.whole_variants)
-        working = next((one for one in known if one not in self._served.taken_out), None)
+        working = self._working((Variant(placed.variant.digest), *self.pool.whole_variants))
         if working is None:
             raise AdaptiveError(
                 "input", "has NaN or infinite values, and no SubNet works at home", allowed="finite ones"
             )
-        return self.pool.answerer(working)
+        return working
+
+    def _working(self, variants: Sequence[Variant]) -> Answerer | None:
+        """The first of these that is not quarantined."""
+        found = next((one for one in variants if one not in self._served.taken_out), None)
+        return None if found is None else self.pool.answerer(found)
 
     def _run_once(
         self, active: Answerer, x_NCHW: NDArray[np.float32], served: list[ServedRun], within_ms: float | None
@@ -339,7 +337,7 @@ class DeployedModel(Closing):
         run_ms = (self.clock_ns() - start_ns) / 1e6
         if self.weights is not None:
             self.weights.served(active.variant, x_NCHW)
-        names = active.chain.manifest.exits
+        names = active.chain.exits
         places = [len(names) - 1] * len(x_NCHW) if isinstance(found, np.ndarray) else found.exits.tolist()
         exits = tuple(names[place] for place in places)
         if is_loaded:
@@ -347,56 +345,12 @@ class DeployedModel(Closing):
             served.append(ServedRun(active.variant, exits, run_ms / runs))
         subnets, forms = (active.variant.digest,) * len(x_NCHW), (active.form,) * len(x_NCHW)
         devices = () if over is None else over.devices
-        if isinstance(found, np.ndarray):
-            return self._decoded(found, active, subnets, exits, run_ms)._replace(devices=devices)
-        return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, forms, devices)
-
-    def _decoded(
-        self,
-        raw_NV: NDArray[np.float32],
-        active: Answerer,
-        subnets: tuple[str, ...],
-        exits: tuple[str, ...],
-        run_ms: float,
-    ) -> ModelAnswer:
-        """Answers decoded from raw outputs."""
-        assert self._decoder is not None
-        count = len(raw_NV)
+        if not isinstance(found, np.ndarray):
+            return ModelAnswer(found.answers, found.logits, subnets, exits, found.confidences, run_ms, forms, devices)
+        assert self._decoder is not None, "raw outputs are decoded"
         *_, height, width = (0, 0, *self.taken.shape)
-        found = self._decoder(raw_NV, active.subnet, active.subnet.nets[active.form], (height, width))
-        return ModelAnswer(
-            classes=np.full(count, NO_CLASS),
-            logits=raw_NV if found.labels else np.empty((count, 0), np.float32),
-            subnets=subnets,
-            exits=exits,
-            confidence=np.zeros(count),
-            latency_ms=run_ms,
-            formats=(active.form,) * count,
-            detections=found.detections,
-            masks=found.masks,
-            labels=found.labels,
-            images=found.images,
-            tags=found.tags,
-        )
-
-    def _choose(self, chooser: Chooser) -> None:
-        """Ask the chooser, unless another thread is asking it."""
-        if self._choosing.acquire(blocking=False):
-            try:
-                chosen, served = chooser(self.state), self._served
-                wanted = None if chosen is None else self.pool.answerer(chosen).variant
-                known = (served.active.variant, served.standby and served.standby.variant)
-                if wanted is not None and wanted not in known and wanted.whole not in served.taken_out:
-                    served.use(self.pool.answerer(wanted), wait=False)
-            finally:
-                self._choosing.release()
-
-    def _wait_for_requests(self) -> None:
-        with self._counting:
-            self._counting.wait_for(lambda: not self._running)
-
-    def _useful(self) -> Sequence[Variant]:
-        return () if self.adaptation is None else self.adaptation.useful
+        decoded = self._decoder(found, active.subnet, active.subnet.nets[active.form], (height, width))
+        return decoded.answer(found, subnets, exits, run_ms, forms)._replace(devices=devices)
 
     def _adapting(self) -> Adaptation:
         if self.adaptation is None:
@@ -404,33 +358,46 @@ class DeployedModel(Closing):
             raise AdaptiveError(where, "the model does not adapt", next_step="load it with adapts=True")
         return self.adaptation
 
-    def _adapted(self, request: RequestProgress) -> tuple[Answerer, float]:
-        """The variant for the next run of a request, and the most time that the run should take [ms].
+    def _chosen(self, request: RequestProgress) -> tuple[Answerer, float]:
+        """The variant for the next run of a request, and the most time that the run should take [ms]; 0: unknown.
 
-        If the model does not adapt, or another thread is choosing, it is the serving variant, with unknown time (0).
+        The chooser decides, else the adaptation; if there is neither, or another thread is choosing, nothing changes.
         """
-        served, adaptation = self._served, self.adaptation if self.chooser is None else None
-        if adaptation is None or not self._choosing.acquire(blocking=False):
-            return served.active, 0.0
+        if (self.chooser is None and self.adaptation is None) or not self._choosing.acquire(blocking=False):
+            return self._served.active, 0.0
         try:
-            rows, out = self._rows, served.taken_out
-            without = frozenset(row for row, one in enumerate(rows) if one.variant.whole in out) if out else NONE
-            if len(without) == len(rows):
-                return served.active, 0.0
-            cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
-            if request.left == request.runs:
-                decision = adaptation.choose(cold, without, request.with_usual_budget)
-                if self.weights is not None:
-                    self.weights.let(adapt=decision.adapts_weights)
-                meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
-                served.go_towards(rows[decision.variant], meanwhile)
-                limits = adaptation.limits
-                in_time = meanwhile is None and decision.effective_ms <= request.limits(limits).budget_ms
-                if in_time or not request.has_less(limits.budget_ms):
-                    return served.active, decision.effective_ms
-            decision = adaptation.choose(cold, without, request)
-            if decision.step == "hurry":
-                return rows[decision.variant], decision.effective_ms
-            return served.active, decision.effective_ms
+            if self.chooser is not None:
+                return self._asked(self.chooser), 0.0
+            assert self.adaptation is not None, "one of them decides"
+            return self._adapted(self.adaptation, request)
         finally:
             self._choosing.release()
+
+    def _asked(self, chooser: Chooser) -> Answerer:
+        """The serving variant after the chooser was asked for a change."""
+        served, chosen = self._served, chooser(self.state)
+        wanted = None if chosen is None else self.pool.answerer(chosen)
+        is_new = wanted is not None and wanted not in (served.active, served.standby)
+        if wanted is not None and is_new and wanted.variant.whole not in served.taken_out:
+            served.use(wanted, wait=False)
+        return served.active
+
+    def _adapted(self, adaptation: Adaptation, request: RequestProgress) -> tuple[Answerer, float]:
+        rows, served, out = self._rows, self._served, self._served.taken_out
+        without = frozenset(row for row, one in enumerate(rows) if one.variant.whole in out) if out else NONE
+        if len(without) == len(rows):
+            return served.active, 0.0
+        cold = frozenset(row for row, one in enumerate(rows) if not one.is_warm)
+        if request.left == request.runs:
+            decision = adaptation.choose(cold, without, request.with_usual_budget)
+            if self.weights is not None:
+                self.weights.let(adapt=decision.adapts_weights)
+            meanwhile = None if decision.meanwhile is None else rows[decision.meanwhile]
+            if rows[decision.variant] is not served.active or served.standby is not None:
+                served.go_towards(rows[decision.variant], meanwhile)
+            limits = adaptation.limits
+            in_time = meanwhile is None and decision.effective_ms <= request.limits(limits).budget_ms
+            if in_time or not request.has_less(limits.budget_ms):
+                return served.active, decision.effective_ms
+        decision = adaptation.choose(cold, without, request)
+        return (rows[decision.variant] if decision.step == "hurry" else served.active), decision.effective_ms

@@ -1,6 +1,4 @@
-"""Caution of decisions, learned from the number of late requests per load.
-
-Current slow-down of the variants for the choice, from served requests and the forecast load.
+"""Learning from served requests: the current slow-down of the variants, also by the forecast load, and the caution.
 
 Legend: V variants.
 """
@@ -8,14 +6,19 @@ Legend: V variants.
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Values
-from adaptive_runtime.policy import ChoiceLimits, LoadFactors, VariantTable
+from adaptive_runtime.policy import ChoiceLimits, DeviceContext, LoadFactors, VariantTable
 from adaptive_runtime.policy.lookup import deviations, quantile_of
+from adaptive_runtime.pool import Variant
 from adaptive_runtime.state.slowdown import SlowDown
+
+if TYPE_CHECKING:
+    from adaptive_runtime.state.sensing import SensedState
 
 STEP = 0.5
 """Increment of the log-factor for each late request."""
@@ -95,6 +98,76 @@ class Rest:
     def over(self) -> None:
         """Reset the length after a request over devices was in time as expected."""
         self._next = FIRST_REST
+
+
+class ServedRun(NamedTuple):
+    """A run of a variant and its duration without waiting. exits: the exit of each sample.
+
+    away: it was a run over devices, and the fallback on the coordinator answered because the devices had not.
+    """
+
+    variant: Variant
+    exits: Sequence[str]
+    run_ms: float
+    away: bool = False
+
+    @property
+    def counts_for(self) -> Variant | None:
+        """The variant whose latency the run measures.
+
+        For thresholds: the exit at which all samples left; None if they left at several.
+        """
+        if not self.variant.early:
+            return self.variant
+        return self.variant.whole._replace(exit=self.exits[0]) if len(set(self.exits)) == 1 else None
+
+
+class StandInRow(NamedTuple):
+    """A row that answers as fallback when other devices have not, and its expected upper duration [ms]."""
+
+    row: int
+    takes_ms: float
+
+
+class WaitedFor(NamedTuple):
+    """A served request. late: after its budget. within: its decision kept the limits, as far as was known.
+
+    avoidable: it counts as late, since another variant would not have been. in_time_at_home: the fastest variant on the
+    coordinator would usually be in time.
+    """
+
+    late: bool
+    over_devices: bool
+    within: bool
+    avoidable: bool
+    in_time_at_home: bool
+
+
+class Care:
+    """Caution for variants on the coordinator and, apart from it, over devices: neither carries information about the other."""
+
+    def __init__(self) -> None:
+        self.at_home, self.over_devices, self.rest = Caution(), Caution(), Rest()
+
+    def learn(self, request: WaitedFor, quantile: float, load: float | None) -> None:
+        """Adjust the caution after a request under a load. quantile: the target share of requests in time."""
+        caution, other = self.at_home, self.over_devices
+        if request.over_devices:
+            caution, other = other, caution
+        else:
+            self.rest.elsewhere()
+        other.unused()
+        if request.late and not request.within:
+            if request.over_devices and request.in_time_at_home:
+                self.rest.begin()
+        elif request.late:
+            if request.avoidable:
+                caution.observe(True, quantile, load)
+        # if no variant keeps the limits, less care than usual would not help
+        elif request.within or caution.factor(load) > 1.0:
+            caution.observe(False, quantile, load)
+            if request.over_devices and request.within:
+                self.rest.over()
 
 
 def _shares(load: float | None) -> tuple[tuple[int, float], ...]:
@@ -193,3 +266,14 @@ class LoadEstimate:
         bound_V = NOTICEABLE * self._mean_V
         changed_V = (np.abs(mean_V - self._mean_V) > bound_V) | (np.abs(deviation_V - self._deviation_V) > bound_V)
         return bool(changed_V.any())
+
+
+def told_to_rules(device: "SensedState") -> DeviceContext:
+    """The part of a sample that rules can read."""
+    return DeviceContext(
+        battery=device.battery,
+        charging=device.plugged,
+        memory_available_mib=device.memory_available_mib,
+        memory_total_mib=device.memory_total_mib,
+        temperature_c=device.temperature_c,
+    )

@@ -65,8 +65,6 @@ class ServedVariants:
 
     def go_towards(self, wanted: Answerer, meanwhile: Answerer | None) -> None:
         """Let a variant serve; if it has to be loaded first, another one serves meanwhile."""
-        if wanted is self.active and self.standby is None:
-            return
         with self._changed:
             if wanted.variant.whole in self.taken_out or self._go_over(wanted) or self.standby is wanted:
                 return

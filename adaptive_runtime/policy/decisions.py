@@ -9,8 +9,9 @@ import mmap
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TextIO
 
 from pydantic import Field, PlainSerializer, ValidationError
 
@@ -111,6 +112,8 @@ class Decision(NamedTuple):
 ChoicePolicy = Callable[[ChoiceState, DecisionInputs], Decision]
 """A pure function of state and inputs: the same ones give the same decision, whose `after` is the next state."""
 DECISION = '{"inputs":'
+LOG = logging.getLogger("adaptive_runtime")
+BYTES_PER_MIB = 1 << 20
 BY_NAME = PlainSerializer(lambda fields: {name: one for name, one in fields._asdict().items() if name != "after"})
 
 
@@ -142,31 +145,65 @@ class LogSection(NamedTuple):
 
 
 class DecisionLog(Closing):
-    """Appends a section to a log; a line is in the file when `append` returns. policy: the text of rules."""
+    """Appends a section to a log; a line is in the file when `append` returns. policy: the text of rules.
 
-    def __init__(self, file: Path, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
-        _cut_to_whole_lines(file)
-        self._stream = file.open("a", encoding="utf-8", buffering=1)
+    most_mib: a larger file is renamed to `earlier`, and a new one is begun, which can be replayed by itself. AdaptiveError: the
+    file cannot be written. If a later write fails, one line is logged, and decisions continue without the log.
+    """
+
+    def __init__(
+        self, file: Path, table: VariantTable, state: ChoiceState, policy: str | None = None, most_mib: float = inf
+    ) -> None:
+        self.file, self._most_bytes = file, most_mib * BYTES_PER_MIB
+        self.earlier = file.with_name(f"{file.stem}.1{file.suffix}")
+        self._stream: TextIO | None = None
         try:
-            head = DecisionLogHead(table=digest(table), state=state, policy=policy)
-            self._stream.write(head.model_dump_json() + "\n")
-        except OSError:
+            _cut_to_whole_lines(file)
+            self._begin(table, state, policy)
+        except OSError as error:
             self.close()
-            raise
+            raise AdaptiveError(str(file), f"cannot be written ({error.strerror})") from error
 
     def append(self, inputs: DecisionInputs, decision: Decision) -> None:
         """Append one decision."""
-        self._stream.write(LoggedDecision(inputs=inputs, decision=decision.logged).model_dump_json() + "\n")
+        if self._stream is None:
+            return
+        try:
+            if os.fstat(self._stream.fileno()).st_size > self._most_bytes:
+                self._begin_anew(self._table, self._state, self._policy)
+            self._stream.write(LoggedDecision(inputs=inputs, decision=decision.logged).model_dump_json() + "\n")
+        except OSError as error:
+            self._give_up(error)
+        self._state = decision.after
 
-    @property
-    def bytes(self) -> int:
-        """Size of the file."""
-        return os.fstat(self._stream.fileno()).st_size
+    def go_on(self, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
+        """Log decisions with another table from now on, in a new file."""
+        if self._stream is not None:
+            try:
+                self._begin_anew(table, state, policy)
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
-        """Close the file, even if the disk is full."""
-        with suppress(OSError):
-            self._stream.close()
+        """Close the file, even if the disk is full; later decisions are not logged."""
+        if self._stream is not None:
+            with suppress(OSError):
+                self._stream.close()
+            self._stream = None
+
+    def _begin(self, table: VariantTable, state: ChoiceState, policy: str | None) -> None:
+        self._table, self._state, self._policy = table, state, policy
+        self._stream = self.file.open("a", encoding="utf-8", buffering=1)
+        self._stream.write(DecisionLogHead(table=digest(table), state=state, policy=policy).model_dump_json() + "\n")
+
+    def _begin_anew(self, table: VariantTable, state: ChoiceState, policy: str | None) -> None:
+        self.close()
+        self.file.replace(self.earlier)
+        self._begin(table, state, policy)
+
+    def _give_up(self, error: OSError) -> None:
+        LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
+        self.close()
 
 
 def read_log(file: Path) -> list[LogSection]:
@@ -226,66 +263,3 @@ def _cut_to_whole_lines(file: Path) -> None:
 def digest(table: VariantTable) -> str:
     """SHA-256 of a table."""
     return hashlib.sha256(table.to_json().encode()).hexdigest()
-
-
-LOG = logging.getLogger("adaptive_runtime")
-BYTES_PER_MIB = 1 << 20
-
-
-class DecisionRecord:
-    """A `DecisionLog` that starts a new file when it exceeds a size; each file can be replayed by itself.
-
-    AdaptiveError: the file cannot be written. If a later write fails, one line is logged and decisions continue without the
-    record.
-    """
-
-    def __init__(
-        self, file: Path, table: VariantTable, state: ChoiceState, most_mib: float, policy: str | None = None
-    ) -> None:
-        self.file, self._table, self._most_bytes, self._policy = file, table, most_mib * BYTES_PER_MIB, policy
-        self._log: DecisionLog | None
-        try:
-            self._log = DecisionLog(file, table, state, policy)
-        except OSError as error:
-            raise AdaptiveError(str(file), f"cannot be written ({error.strerror})") from error
-
-    @property
-    def earlier(self) -> Path:
-        """The previous file."""
-        return self.file.with_name(f"{self.file.stem}.1{self.file.suffix}")
-
-    def append(self, before: ChoiceState, inputs: DecisionInputs, decision: Decision) -> None:
-        """Append a decision that was made in the state `before`."""
-        if self._log is None:
-            return
-        try:
-            if self._log.bytes > self._most_bytes:
-                self._log = self._begun_anew(self._log, before)
-            self._log.append(inputs, decision)
-        except OSError as error:
-            self._give_up(error)
-
-    def go_on(self, table: VariantTable, state: ChoiceState, policy: str | None = None) -> None:
-        """Record decisions with another table from now on, in a new file."""
-        self._table, self._policy = table, policy
-        if self._log is not None:
-            try:
-                self._log = self._begun_anew(self._log, state)
-            except OSError as error:
-                self._give_up(error)
-
-    def close(self) -> None:
-        """Close the file; later decisions are not recorded."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-    def _begun_anew(self, log: DecisionLog, state: ChoiceState) -> DecisionLog:
-        """The log in a new file. OSError if that fails."""
-        log.close()
-        self.file.replace(self.earlier)
-        return DecisionLog(self.file, self._table, state, self._policy)
-
-    def _give_up(self, error: OSError) -> None:
-        LOG.warning("%s cannot be written (%s); decisions are not recorded any more", self.file, error.strerror)
-        self.close()

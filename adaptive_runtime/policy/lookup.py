@@ -116,7 +116,7 @@ class VariantLookUp:
     """
 
     def __init__(self, table: VariantTable) -> None:
-        self.table = table
+        self.table, self._count = table, len(table)
         self.load_classes = table.load_classes
         self.error_V = rounded_errors(table.latency_error_V)
         kinds = list(zip(table.load_class_V.tolist(), self.error_V.tolist(), strict=True))
@@ -194,7 +194,7 @@ class VariantLookUp:
         most probably keeps the budget. Among equally sure ones, and if none keeps the budget on average, it is the fastest at
         the limits' quantile. AdaptiveError as of `within`, and if `without` has all variants.
         """
-        if len(without) >= len(self.table) and without >= set(range(len(self.table))):
+        if len(without) >= self._count and without >= set(range(self._count)):
             raise AdaptiveError("choice", "no variant is left")
         for variant in self.within(limits, factors, without):
             return FoundVariant(variant, self.effective_ms(variant, limits, factors), True)
@@ -244,7 +244,7 @@ class VariantLookUp:
 
     def _checked(self, limits: ChoiceLimits, factors: LoadFactors, without: Set[int]) -> tuple[float, float]:
         """The limits of energy and memory; AdaptiveError if the table does not fit to them or to the factors."""
-        size, extras = len(self.table), self.extra_limits(limits)
+        size, extras = self._count, self.extra_limits(limits)
         if len(factors.mean) < self.load_classes:
             got = f"factors of {len(factors.mean)} load classes"
             raise AdaptiveError("slow-down", got, allowed=f"{self.load_classes}, as in the table")

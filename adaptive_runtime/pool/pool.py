@@ -4,7 +4,6 @@ One thread at a time loads; requests run beside it, and load missing parts. A pa
 is released when that request is done.
 """
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -17,27 +16,19 @@ from adaptive_runtime.base.process import give_back, resident_mib
 from adaptive_runtime.bundle.bundles import CHAIN_FORMATS, BundledSubNet, BundleFormat, OpenBundle
 from adaptive_runtime.bundle.chains import (
     ChainManifest,
-    ChainRun,
-    ChainRuntime,
     ExitChain,
-    JoinedFiles,
-    NcnnChain,
-    OnnxChain,
     all_leave_at,
     require_runtime,
 )
 from adaptive_runtime.exits import Decider
-from adaptive_runtime.pool.prepared import Beside, PreparedFiles
+from adaptive_runtime.pool.prepared import Beside, PartFiles, PreparedFiles, VariantError, failure
 from adaptive_runtime.pool.variants import (
     Answerer,
-    Array,
-    PartFiles,
     PlacedRuns,
     PoolPart,
     Variant,
-    VariantError,
     VariantInference,
-    failure,
+    runtime_of,
     scaling_of,
 )
 
@@ -86,7 +77,6 @@ class SubNetPool:
         self._parts: dict[tuple[BundleFormat, str], PoolPart] = {}
         self._answerers: dict[Variant, Answerer] = {}
         self._lock = threading.RLock()
-        self._clock = itertools.count(1)
         self.start_mib = resident_mib() if start_mib is None else start_mib
 
     @property
@@ -150,7 +140,7 @@ class SubNetPool:
         """Load all parts that a variant needs to start. VariantError."""
         self.prepare(answerer)
         for part in answerer.needed:
-            _guarded(partial(answerer.work, self._value, part))
+            _guarded(partial(answerer.work, part.brought))
 
     def warm_ahead(self, answerer: Answerer) -> None:
         """Load the other parts of a variant, too, as far as memory allows. VariantError."""
@@ -158,7 +148,7 @@ class SubNetPool:
             with self._lock:
                 has_room = self._has_room(self.used_mib + part.need_mib)
                 if has_room:
-                    _guarded(partial(answerer.work, self._value, part))
+                    _guarded(partial(answerer.work, part.brought))
 
     @property
     def used_mib(self) -> float:
@@ -265,11 +255,8 @@ class SubNetPool:
         """Whether the budget has room if the process takes `mib`."""
         return self.budget_mib is None or mib + RESERVE_MIB <= self.budget_mib
 
-    def _value(self, part: PoolPart) -> Any:
-        """The loaded object of a part; if it is not loaded, other parts make room and it is loaded now."""
-        value, part.used = part.value, next(self._clock)
-        if value is not None:
-            return value
+    def _bring(self, part: PoolPart) -> Any:
+        """The object of a part that was not loaded: other parts make room, and it is loaded now."""
         with self._lock:
             if (value := part.value) is not None:
                 return value
@@ -330,7 +317,7 @@ class SubNetPool:
         parts = (self._joined_parts if joined else self._parts_of)(subnet, form, manifest)
         last = len(parts) if decider is None else min(len(parts), decider.full_exit + 1)
         parts = parts[:last] if manifest.format == "onnx" else parts
-        chain = ExitChain(manifest, _runtime(manifest, parts, self._value))
+        chain = ExitChain(manifest, runtime_of(manifest, parts))
         inference = VariantInference(chain=chain, decider=decider, scale=scale)
         needed = parts[:1] if variant.early else parts
         return Answerer(variant, subnet, form, inference, needed=needed, parts=parts)
@@ -362,7 +349,7 @@ class SubNetPool:
 
     def _part(self, form: BundleFormat, name: str, load: Callable[[], Any], need_mib: float) -> PoolPart:
         """A part; variants of one format share it."""
-        return self._parts.setdefault((form, name), PoolPart(name, load, need_mib))
+        return self._parts.setdefault((form, name), PoolPart(name, load, need_mib, self._bring))
 
 
 def _names(subnet: BundledSubNet, form: BundleFormat, name: str) -> tuple[str, ...]:
@@ -388,27 +375,3 @@ def _decider(variant: Variant, subnet: BundledSubNet, manifest: ChainManifest) -
     if variant.exit not in manifest.exits:
         raise AdaptiveError(where, f"no exit '{variant.exit}'", allowed=", ".join(manifest.exits))
     return all_leave_at(manifest.exits.index(variant.exit))
-
-
-def _runtime(manifest: ChainManifest, parts: tuple[PoolPart, ...], value_of: Callable[[PoolPart], Any]) -> ChainRuntime:
-    if len(parts) > len(manifest.segments):
-        return JoinedFiles(manifest, len(parts), lambda at: value_of(parts[at]))
-    if manifest.format == "onnx":
-        return OnnxChain(manifest, lambda at: value_of(parts[at]))
-    return _PooledNet(lambda: value_of(parts[0]))
-
-
-class _PooledNet:
-    """A net of ncnn that is fetched from the pool when samples come."""
-
-    batch: int | None = 1
-
-    def __init__(self, net: Callable[[], NcnnChain]) -> None:
-        self._net = net
-
-    def start(self, x_NCHW: Array) -> ChainRun:
-        """A run at its start, with one sample (1, C, H, W)."""
-        return self._net().start(x_NCHW)
-
-    def close(self) -> None:
-        """Do nothing: the pool frees the net."""

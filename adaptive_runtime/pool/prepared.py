@@ -1,4 +1,4 @@
-"""Prepared ONNX files: optimised by the runtime on this machine, kept beside the bundle, and loaded memory-mapped.
+"""Loads the files of a bundle; ONNX files are optimised by the runtime once, kept beside the bundle, and memory-mapped.
 
 A prepared file is valid for one runtime, one processor and one group of settings. Its folder's name is the digest of
 these and of the file. Files are prepared beside requests: parts serve from the original files until their prepared
@@ -15,11 +15,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import json_of, sha256_of
 from adaptive_runtime.base.process import child_process
 from adaptive_runtime.bundle.bundles import OpenBundle
-from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder
+from adaptive_runtime.bundle.chains import ChainManifest, NcnnChain, inputs_of, session_options
+from adaptive_runtime.pool.preparing import MODEL_FILE, PreparationOrder, prepared_settings
+from adaptive_runtime.samples.inputs import packed
 from profiling_agents.messages import RuntimeSettings
 
 Work = Callable[[], None]
@@ -190,3 +197,100 @@ def _machine() -> list[str]:
     from profiling_agents.sensing.sensors import cpu_model
 
     return [onnxruntime.__version__, onnxruntime.get_build_info(), platform.machine(), cpu_model()]
+
+
+FATAL_ALONE = 4
+"""Errors are raised and reported in one line; onnxruntime need not print them, too."""
+
+
+class VariantError(Exception):
+    """Loading or running a variant failed. One line."""
+
+
+class PartFiles:
+    """Loads the parts of a bundle. prepared: None: ONNX files are loaded as they are. tell: receives lines for people.
+
+    waits: prepare a file before it is loaded; else load the original file if it is not prepared yet.
+    """
+
+    def __init__(
+        self, bundle: OpenBundle, prepared: PreparedFiles | None, tell: Callable[[str], None], *, waits: bool = True
+    ) -> None:
+        self.bundle, self.prepared, self.tell, self.waits = bundle, prepared, tell, waits
+
+    def prepare(self, *files: Names) -> None:
+        """Prepare ONNX files that are not prepared yet; if that fails, the original files are used."""
+        if self.prepared is not None:
+            try:
+                self.prepared.get(*files)
+            except PreparationError as error:
+                if self.prepared.stopped:
+                    return
+                self.tell(f"{files[0][0]}: {error}; files are loaded as they are, which takes longer and more memory")
+                self.prepared = None
+
+    def session(self, manifest: ChainManifest, names: Names) -> Any:
+        """A session of onnxruntime that has run once."""
+        if self.waits:
+            self.prepare(names)
+        if self.prepared is None or self.is_early(names):
+            session = _session(self.bundle.verified(*names)[0], manifest.settings)
+        else:
+            try:
+                session = _prepared_session(self.prepared, names, manifest.settings)
+            except PreparationError as error:
+                self.tell(f"{names[0]}: {error}; it is prepared again")
+                self.prepared.forget(names)
+                if not self.waits:
+                    return self.session(manifest, names)
+                session = _prepared_session(self.prepared, names, manifest.settings)
+        session.run(None, inputs_of(session))
+        return session
+
+    def is_early(self, names: Names) -> bool:
+        """Whether the original file is to be loaded for now, since its prepared form does not exist yet."""
+        return not self.waits and self.prepared is not None and self.prepared.ready(names) is None
+
+    def plain_session(
+        self, manifest: ChainManifest, names: Names, constants: Mapping[str, NDArray[np.float32]] | None = None
+    ) -> Any:
+        """A session of an original, unprepared file. constants: by name; they replace those in the weights file."""
+        return _session(self.bundle.verified(*names)[0], manifest.settings, constants)
+
+    def net(self, manifest: ChainManifest, folder: Path) -> NcnnChain:
+        """A net of ncnn that has run once."""
+        self.bundle.verified(*manifest.files)
+        net = NcnnChain(manifest, folder)
+        zeros = {one.name: np.zeros(tuple(size or 1 for size in one.shape), one.type) for one in manifest.input.every}
+        run = net.start(packed(zeros))
+        for _ in manifest.segments:
+            run.next()
+        return net
+
+
+def _prepared_session(prepared: PreparedFiles, names: Names, settings: RuntimeSettings) -> Any:
+    (file,) = prepared.get(names)
+    try:
+        return _session(file, prepared_settings(settings))
+    except Exception as error:  # exceptions of many kinds, none of them ours
+        raise PreparationError(f"its prepared form does not load ({failure(error)})") from error
+
+
+def _session(file: Path, settings: RuntimeSettings, constants: Mapping[str, NDArray[np.float32]] | None = None) -> Any:
+    import onnxruntime
+
+    options = session_options(settings)
+    options.log_severity_level = FATAL_ALONE
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in (constants or {}).items()}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session.constants = constants  # keeps their memory alive as long as the session
+    return session
+
+
+def failure(error: Exception) -> str:
+    """An error as one line; errors of a runtime with their type."""
+    if isinstance(error, AdaptiveError | VariantError | PreparationError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,13 +1,14 @@
 """A model that answers requests from any interface, with its queue, deadlines and counters.
 
-The queue holds a limited number of requests, and none past its deadline. All code here runs in the event loop's thread,
-except for the model's work in separate threads.
+The queue holds a limited number of requests, and none past its deadline. The model works in separate threads, and may be
+replaced between two requests. All other code here runs in the event loop's thread.
 
 Legend: N samples, C channels, H height, W width.
 """
 
 import asyncio
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
+from adaptive_runtime.model.deployed import DeployedModel
 from adaptive_runtime.server.metrics import ServiceMetrics
 from adaptive_runtime.server.protocol import RequestRefused, shown
 from adaptive_runtime.server.recent import RecentService
@@ -129,6 +131,42 @@ class RequestQueue:
         self._threads.shutdown()
 
 
+class CurrentModel:
+    """The model that currently answers; it may be replaced between two requests. Several threads may call it."""
+
+    def __init__(self, model: DeployedModel) -> None:
+        self.model = model
+        self._running, self._held = 0, False
+        self._changed = threading.Condition()
+
+    def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None) -> ModelAnswer:
+        """Like `DeployedModel.infer`, with a deadline on the monotonic clock."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held)
+            self._running += 1
+            model = self.model
+        try:
+            return model.infer(x_NCHW, 1e3 * (until_s - time.monotonic()), subnet)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def replace(self, model: DeployedModel) -> None:
+        """Switch to another model for the next request, which waits until running requests have ended."""
+        with self._changed:
+            self._held = True
+            try:
+                self._changed.wait_for(lambda: not self._running)
+                model.take_over(self.model)
+                before, self.model = self.model, model
+            finally:
+                self._held = False
+                self._changed.notify_all()
+        before.close()
+        model.load_ahead()
+
+
 BODY_S = 10.0
 """A request that is incomplete after this time is refused, since it holds a place in the queue."""
 
@@ -208,8 +246,7 @@ class ModelService:
 
     async def answer(self, asked: AskedAnswer) -> GivenAnswer:
         """The answer to a request that has a place in the queue. RequestRefused."""
-        subnets = self.model.subnets()
-        if asked.subnet is not None and asked.subnet not in subnets:
+        if asked.subnet is not None and asked.subnet not in (subnets := self.model.subnets()):
             raise RequestRefused(404, f"subnet '{shown(asked.subnet)}'; allowed: {', '.join(subnets)}")
         until_s = asked.arrived_s + (asked.deadline_ms or self._deadline_ms) / 1e3
         try:
@@ -219,8 +256,8 @@ class ModelService:
         late_ms = max(0.0, passed_ms(until_s))
         return GivenAnswer(answer, max(0.0, passed_ms(asked.arrived_s) - answer.latency_ms), late_ms)
 
-    def answered(self, given: GivenAnswer) -> None:
-        """Count an answer that is returned to its client."""
+    async def answered(self, given: GivenAnswer) -> None:
+        """Count an answer after it has been returned to its client."""
         self._count("late" if given.late_ms else "answered")
         self.metrics.observe(given.answer, given.waited_ms)
         self.recent.answered(given.answer, waited_ms=given.waited_ms, late_ms=given.late_ms)

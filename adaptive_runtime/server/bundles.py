@@ -13,14 +13,11 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple, cast
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive_runtime.base.errors import AdaptiveError
@@ -28,13 +25,13 @@ from adaptive_runtime.base.files import FileMessage, read_bytes, replace_file
 from adaptive_runtime.base.weight_options import WeightOptions
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, FOUND_FILE, BundleFormat, OpenBundle
 from adaptive_runtime.bundle.bundles.manifest import AGAIN
-from adaptive_runtime.model.answers import ModelAnswer
 from adaptive_runtime.model.deployed import DeployedModel
 from adaptive_runtime.model.opening import LoadOptions, loaded_with
 from adaptive_runtime.model.options import AdaptingOptions
 from adaptive_runtime.pool import STACK_FRAME, Variant
-from adaptive_runtime.server.inference import InferenceFormat
+from adaptive_runtime.server.answering import CurrentModel
 from adaptive_runtime.server.options import VERSION_DIGITS, BundleOptions
+from adaptive_runtime.server.protocol import InferenceFormat
 from adaptive_runtime.server.recent import ChoiceMemory
 from adaptive_runtime.server.served import AdaptedLoad, LoadSource, LoadWatch, ServedModel
 from adaptive_runtime.server.splits import placed_devices
@@ -200,42 +197,6 @@ def _remove(file: Path) -> None:
 
 LOOK_S = 1.0
 Stamp = tuple[int, int, int]
-
-
-class CurrentModel:
-    """The model that currently answers; it may be replaced between two requests. Several threads may call it."""
-
-    def __init__(self, model: DeployedModel) -> None:
-        self.model = model
-        self._running, self._held = 0, False
-        self._changed = threading.Condition()
-
-    def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None) -> ModelAnswer:
-        """Like `DeployedModel.infer`, with a deadline on the monotonic clock."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._held)
-            self._running += 1
-            model = self.model
-        try:
-            return model.infer(x_NCHW, 1e3 * (until_s - time.monotonic()), subnet)
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    def replace(self, model: DeployedModel) -> None:
-        """Switch to another model for the next request, which waits until running requests have ended."""
-        with self._changed:
-            self._held = True
-            try:
-                self._changed.wait_for(lambda: not self._running)
-                model.take_over(self.model)
-                before, self.model = self.model, model
-            finally:
-                self._held = False
-                self._changed.notify_all()
-        before.close()
-        model.load_ahead()
 
 
 class FoundFile:

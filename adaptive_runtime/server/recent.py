@@ -20,6 +20,7 @@ from adaptive_runtime.bundle.bundles import BundleFormat
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.policy import Decision
 from adaptive_runtime.pool import Variant
+from adaptive_runtime.server.protocol import by_sample
 from profiling_agents.messages import Digest, Message, one_line
 
 LOG = logging.getLogger("adaptive_runtime.server")
@@ -188,8 +189,3 @@ def name_of(variant: Variant) -> str:
     if variant.early:
         return f"{variant.files}, by thresholds"
     return variant.files if variant.exit is None else f"{variant.files}, up to {variant.exit}"
-
-
-def by_sample(names: Sequence[str]) -> str:
-    """One name if it is the same for all samples, else the names of all samples."""
-    return names[0] if len(set(names)) == 1 else ",".join(names)

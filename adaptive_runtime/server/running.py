@@ -18,6 +18,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -28,11 +29,18 @@ from adaptive_runtime.base.process import run_at
 from adaptive_runtime.base.telemetry import metrics_export
 from adaptive_runtime.server import pages
 from adaptive_runtime.server.answering import BODY_S, AskedAnswer, ModelService, RequestQueue
-from adaptive_runtime.server.inference import read, written
 from adaptive_runtime.server.metrics import CONTENT_TYPE, state_told
 from adaptive_runtime.server.options import ServiceOptions
 from adaptive_runtime.server.pages import PATHS
-from adaptive_runtime.server.protocol import BINARY, LENGTH_HEADER, PackedBody, RequestRefused, shown
+from adaptive_runtime.server.protocol import (
+    BINARY,
+    LENGTH_HEADER,
+    PackedBody,
+    RequestRefused,
+    read,
+    shown,
+    written,
+)
 from adaptive_runtime.server.recent import ChoiceMemory
 from adaptive_runtime.server.served import ServedModel
 from adaptive_runtime.server.unix_socket import listening
@@ -91,9 +99,7 @@ class ServiceRoutes:
                 late_ms=given.late_ms,
                 model=(self._name, self._version),
             )
-            response = _response(body)
-            service.answered(given)
-            return response
+            return _response(body, BackgroundTask(service.answered, given))
 
     async def scrape(self, request: Request) -> Response:
         """GET metrics."""
@@ -185,11 +191,11 @@ async def _body(request: Request) -> bytes:
         raise RequestRefused(error.status_code, error.detail) from error
 
 
-def _response(body: PackedBody) -> Response:
-    if body.json_bytes is None:
-        return Response(body.content, media_type="application/json")
-    headers = {LENGTH_HEADER: str(body.json_bytes)}
-    return Response(body.content, media_type="application/octet-stream", headers=headers)
+def _response(body: PackedBody, afterwards: BackgroundTask) -> Response:
+    """The response with a body, and work that follows when it has been sent."""
+    kind = "json" if body.json_bytes is None else "octet-stream"
+    headers = {} if body.json_bytes is None else {LENGTH_HEADER: str(body.json_bytes)}
+    return Response(body.content, media_type=f"application/{kind}", headers=headers, background=afterwards)
 
 
 LOG = logging.getLogger("adaptive_runtime")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.model.adapting import Adaptation, AdaptingState
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
-from adaptive_runtime.server.inference import InferenceFormat
+from adaptive_runtime.server.protocol import InferenceFormat
 from adaptive_runtime.server.recent import ChoiceMemory, ToldDecision
 from adaptive_runtime.state.forecast import Forecast, Forecaster
 from adaptive_runtime.state.sensing import HitRateSource, SensedState, Sensing, device_sensors, load_index

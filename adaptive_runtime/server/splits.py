@@ -30,8 +30,8 @@ from adaptive_runtime.offload.split import (
     SplitOptions,
 )
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.server.inference import InferenceFormat
 from adaptive_runtime.server.options import VERSION_DIGITS, SplitServiceOptions
+from adaptive_runtime.server.protocol import InferenceFormat
 from adaptive_runtime.server.recent import ToldDecision
 from adaptive_runtime.server.served import DevicesTold, DeviceTold, LoadWatch, ServedModel, device_told, rows_after
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from importing import public_names
 
 if TYPE_CHECKING:
-    from adaptive_runtime.bundle.chains.chain import ChainAnswers, ExitChain, JoinedFiles, all_leave_at
+    from adaptive_runtime.bundle.chains.chain import ChainAnswers, ExitChain, JoinedFiles, OnnxChain, all_leave_at
     from adaptive_runtime.bundle.chains.manifest import (
         PARTS_FILE,
         SEGMENTS_FILE,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         ChainRun,
         ChainRuntime,
         NcnnChain,
-        OnnxChain,
         free_net,
         inputs_of,
         require_runtime,

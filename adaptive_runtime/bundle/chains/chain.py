@@ -1,11 +1,13 @@
 """Chains that answer: a SubNet with exits for one sample, or for a batch whose samples leave one by one.
 
-ONNX files that run one behind the other also join to one segment.
+In onnxruntime each segment has a session, and values go from one session to the next without a copy. ONNX files that
+run one behind the other also join to one segment.
 
 Legend: N samples, C channels, H height, W width, K classes.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -20,12 +22,157 @@ from adaptive_runtime.bundle.chains.runs import (
     ChainRun,
     ChainRuntime,
     NcnnChain,
-    OnnxChain,
+    own_settings,
     require_runtime,
-    run_session,
+    session_options,
 )
 from adaptive_runtime.exits import Decider, Thresholds
-from adaptive_runtime.samples.inputs import input_forms
+from adaptive_runtime.samples.inputs import input_forms, unpacked
+
+
+def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[Any]:
+    """Outputs of a session by name, from inputs by name: each an `OrtValue`, which is not copied.
+
+    A binding takes a quarter of the overhead that `run_with_ort_values` adds to the run.
+    """
+    binding = session.io_binding()
+    for name, value in given.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in outputs:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    found: Sequence[Any] = binding.get_outputs()
+    return found
+
+
+class OnnxChain:
+    """Segments in onnxruntime.
+
+    session_of: returns the session of a segment by its position; called when the segment runs. kept: the sessions never change,
+    so that files of a fixed batch are bound only once: to the memory of a run, which the next run takes over.
+    """
+
+    def __init__(self, manifest: ChainManifest, session_of: Callable[[int], Any], *, kept: bool = False) -> None:
+        import onnxruntime
+
+        self.batch = manifest.input.shape[0]
+        self.inputs = manifest.input.every
+        self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.memory_of = onnxruntime.OrtValue.ortvalue_from_shape_and_type
+        self.session_of = session_of
+        self.segments = manifest.segments
+        self.names = [
+            tuple(tuple(one.name for one in each) for each in (segment.inputs, segment.outputs))
+            for segment in manifest.segments
+        ]
+        self._free: deque[BoundRun] | None = deque() if kept and _is_fixed(manifest) else None
+
+    @classmethod
+    def open(cls, manifest: ChainManifest, folder: Path) -> Self:
+        """Open the chain with all sessions."""
+        import onnxruntime
+
+        options = session_options(own_settings(manifest, "onnxruntime"))
+        sessions = [
+            onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
+            for segment in manifest.segments
+        ]
+        return cls(manifest, sessions.__getitem__, kept=True)
+
+    def start(self, x_NCHW: Array) -> ChainRun:
+        """A run at its start, with samples (N, C, H, W)."""
+        if self._free is None:
+            return _OnnxRun(self, x_NCHW)
+        try:
+            bound = self._free.pop()
+        except IndexError:  # all memory is in use: several threads run at once
+            bound = BoundRun.of(self)
+        return _OnBoundMemory(self, bound, x_NCHW)
+
+    def give_back(self, bound: "BoundRun") -> None:
+        """Let the next run have the memory of a finished run."""
+        if self._free is not None:
+            self._free.append(bound)
+
+    def close(self) -> None:
+        """Free the sessions."""
+        self._free = None
+        del self.session_of
+
+
+def _is_fixed(manifest: ChainManifest) -> bool:
+    """Whether all sizes of all values are known."""
+    given = (one for segment in manifest.segments for one in segment.outputs)
+    return all(size is not None for one in (*manifest.input.every, *given) for size in one.shape)
+
+
+class _OnnxRun:
+    __slots__ = ("_at", "_chain", "_values")
+
+    def __init__(self, chain: OnnxChain, x_NCHW: Array) -> None:
+        self._chain, self._at = chain, 0
+        parts = (x_NCHW,) if x_NCHW.dtype.names is None else unpacked(x_NCHW)
+        self._values = {one.name: chain.value_of(values) for one, values in zip(chain.inputs, parts, strict=True)}
+
+    def next(self) -> Array:
+        inputs, outputs = self._chain.names[self._at]
+        session = self._chain.session_of(self._at)
+        self._at += 1
+        values = self._values
+        given = run_session(session, {name: values[name] for name in inputs}, outputs)
+        values.update(zip(outputs, given, strict=True))
+        found: Array = given[0].numpy().copy()
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        self._values = {name: self._chain.value_of(value.numpy()[mask_N]) for name, value in self._values.items()}
+
+
+class BoundRun(NamedTuple):
+    """Memory for one run at a time. inputs: of the network, in order. steps: per segment the bound call and its answer."""
+
+    inputs: tuple[Any, ...]
+    steps: tuple[tuple[Callable[[Any], None], Any, Any], ...]
+
+    @classmethod
+    def of(cls, chain: OnnxChain) -> Self:
+        """Memory bound to the sessions of a chain."""
+        starts = [chain.memory_of(list(one.shape), np.dtype(one.type).type) for one in chain.inputs]
+        values, steps = {one.name: start for one, start in zip(chain.inputs, starts, strict=True)}, []
+        for at, (segment, (inputs, outputs)) in enumerate(zip(chain.segments, chain.names, strict=True)):
+            session = chain.session_of(at)
+            binding = session.io_binding()
+            for name in inputs:
+                binding.bind_ortvalue_input(name, values[name])
+            for one in segment.outputs:
+                values[one.name] = chain.memory_of(list(one.shape), np.float32)
+                binding.bind_ortvalue_output(one.name, values[one.name])
+            steps.append((session.run_with_iobinding, binding, values[outputs[0]]))
+        return cls(tuple(starts), tuple(steps))
+
+
+class _OnBoundMemory:
+    """A run that returns its memory when nothing refers to it any more."""
+
+    __slots__ = ("_at", "_bound", "_chain")
+
+    def __init__(self, chain: OnnxChain, bound: BoundRun, x_NCHW: Array) -> None:
+        self._chain, self._bound, self._at = chain, bound, 0
+        for memory, values in zip(bound.inputs, unpacked(x_NCHW), strict=True):
+            memory.update_inplace(values)
+
+    def __del__(self) -> None:
+        self._chain.give_back(self._bound)
+
+    def next(self) -> Array:
+        run, binding, answer = self._bound.steps[self._at]
+        self._at += 1
+        run(binding)
+        found: Array = answer.numpy().copy()  # copied, since the next run overwrites this memory
+        return found
+
+    def keep(self, mask_N: NDArray[np.bool_]) -> None:
+        assert mask_N.all(), "files of a fixed batch run with all of it"
 
 
 class JoinedFiles:
@@ -97,7 +244,7 @@ class ExitChain(Closing):
         if thresholds is not None and thresholds.full_exit > last:
             got = f"{thresholds.full_exit} thresholds for {last + 1} exits"
             raise AdaptiveError("thresholds", got, allowed=f"at most {last}", next_step="make them for this SubNet")
-        self.manifest, self.runtime = manifest, runtime
+        self.manifest, self.runtime, self.exits = manifest, runtime, manifest.exits
         self._decider = all_leave_at(last) if thresholds is None else Decider(thresholds)
         self._forms = [(str(one.type), one.shape[1:]) for one in manifest.input.every]
 

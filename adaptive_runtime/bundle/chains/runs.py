@@ -1,17 +1,15 @@
-"""Runs of a chain, segment by segment, in onnxruntime or ncnn behind one protocol, and settings of these runtimes.
+"""The runtimes of chains: their protocol and settings, and ncnn, where one net continues from its computed values.
 
-Runtimes are imported on first use. In onnxruntime each segment has a session, and values go from one session to the
-next without a copy; in ncnn one net continues from its computed values.
+Runtimes are imported on first use.
 
 Legend: N samples, C channels, H height, W width, K classes.
 """
 
 import importlib
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,21 +79,6 @@ def require_runtime(form: ChainFormat, where: str) -> None:
 INT64 = "tensor(int64)"
 
 
-def run_session(session: Any, given: Mapping[str, Any], outputs: Sequence[str]) -> Sequence[Any]:
-    """Outputs of a session by name, from inputs by name: each an `OrtValue`, which is not copied.
-
-    A binding takes a quarter of the overhead that `run_with_ort_values` adds to the run.
-    """
-    binding = session.io_binding()
-    for name, value in given.items():
-        binding.bind_ortvalue_input(name, value)
-    for name in outputs:
-        binding.bind_output(name)
-    session.run_with_iobinding(binding)
-    found: Sequence[Any] = binding.get_outputs()
-    return found
-
-
 def inputs_of(session: Any, rng: np.random.Generator | None = None) -> dict[str, NDArray[Any]]:
     """Inputs for a session of fixed sizes: standard normal numbers by `rng`, else zeros.
 
@@ -110,137 +93,6 @@ def inputs_of(session: Any, rng: np.random.Generator | None = None) -> dict[str,
                 np.zeros(one.shape, np.float32) if rng is None else rng.standard_normal(one.shape, np.float32)
             )
     return found
-
-
-class OnnxChain:
-    """Segments in onnxruntime.
-
-    session_of: returns the session of a segment by its position; called when the segment runs. kept: the sessions never change,
-    so that files of a fixed batch are bound only once: to the memory of a run, which the next run takes over.
-    """
-
-    def __init__(self, manifest: ChainManifest, session_of: Callable[[int], Any], *, kept: bool = False) -> None:
-        import onnxruntime
-
-        self.batch = manifest.input.shape[0]
-        self.input = manifest.input
-        self.value_of = onnxruntime.OrtValue.ortvalue_from_numpy
-        self.memory_of = onnxruntime.OrtValue.ortvalue_from_shape_and_type
-        self.session_of = session_of
-        self.segments = manifest.segments
-        self.names = [
-            tuple(tuple(one.name for one in each) for each in (segment.inputs, segment.outputs))
-            for segment in manifest.segments
-        ]
-        self._free: deque[BoundRun] | None = deque() if kept and _is_fixed(manifest) else None
-
-    @classmethod
-    def open(cls, manifest: ChainManifest, folder: Path) -> Self:
-        """Open the chain with all sessions."""
-        import onnxruntime
-
-        options = session_options(own_settings(manifest, "onnxruntime"))
-        sessions = [
-            onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
-            for segment in manifest.segments
-        ]
-        return cls(manifest, sessions.__getitem__, kept=True)
-
-    def start(self, x_NCHW: Array) -> ChainRun:
-        """A run at its start, with samples (N, C, H, W)."""
-        if self._free is None:
-            return _OnnxRun(self, x_NCHW)
-        try:
-            bound = self._free.pop()
-        except IndexError:  # all memory is in use: several threads run at once
-            bound = BoundRun.of(self)
-        return _OnBoundMemory(self, bound, x_NCHW)
-
-    def give_back(self, bound: "BoundRun") -> None:
-        """Let the next run have the memory of a finished run."""
-        if self._free is not None:
-            self._free.append(bound)
-
-    def close(self) -> None:
-        """Free the sessions."""
-        self._free = None
-        del self.session_of
-
-
-def _is_fixed(manifest: ChainManifest) -> bool:
-    """Whether all sizes of all values are known."""
-    given = (one for segment in manifest.segments for one in segment.outputs)
-    return all(size is not None for one in (*manifest.input.every, *given) for size in one.shape)
-
-
-class _OnnxRun:
-    __slots__ = ("_at", "_chain", "_value_of", "_values")
-
-    def __init__(self, chain: OnnxChain, x_NCHW: Array) -> None:
-        self._chain, self._at = chain, 0
-        self._value_of = chain.value_of
-        parts = zip(chain.input.every, unpacked(x_NCHW), strict=True)
-        self._values = {one.name: chain.value_of(values) for one, values in parts}
-
-    def next(self) -> Array:
-        inputs, outputs = self._chain.names[self._at]
-        session = self._chain.session_of(self._at)
-        self._at += 1
-        values = self._values
-        given = run_session(session, {name: values[name] for name in inputs}, outputs)
-        values.update(zip(outputs, given, strict=True))
-        found: Array = given[0].numpy().copy()
-        return found
-
-    def keep(self, mask_N: NDArray[np.bool_]) -> None:
-        self._values = {name: self._value_of(value.numpy()[mask_N]) for name, value in self._values.items()}
-
-
-class BoundRun(NamedTuple):
-    """Memory for one run at a time. inputs: of the network, in order. steps: per segment the bound call and its answer."""
-
-    inputs: tuple[Any, ...]
-    steps: tuple[tuple[Callable[[Any], None], Any, Any], ...]
-
-    @classmethod
-    def of(cls, chain: OnnxChain) -> Self:
-        """Memory bound to the sessions of a chain."""
-        starts = [chain.memory_of(list(one.shape), np.dtype(one.type).type) for one in chain.input.every]
-        values, steps = {one.name: start for one, start in zip(chain.input.every, starts, strict=True)}, []
-        for at, (segment, (inputs, outputs)) in enumerate(zip(chain.segments, chain.names, strict=True)):
-            session = chain.session_of(at)
-            binding = session.io_binding()
-            for name in inputs:
-                binding.bind_ortvalue_input(name, values[name])
-            for one in segment.outputs:
-                values[one.name] = chain.memory_of(list(one.shape), np.float32)
-                binding.bind_ortvalue_output(one.name, values[one.name])
-            steps.append((session.run_with_iobinding, binding, values[outputs[0]]))
-        return cls(tuple(starts), tuple(steps))
-
-
-class _OnBoundMemory:
-    """A run that returns its memory when nothing refers to it any more."""
-
-    __slots__ = ("_at", "_bound", "_chain")
-
-    def __init__(self, chain: OnnxChain, bound: BoundRun, x_NCHW: Array) -> None:
-        self._chain, self._bound, self._at = chain, bound, 0
-        for memory, values in zip(bound.inputs, unpacked(x_NCHW), strict=True):
-            memory.update_inplace(values)
-
-    def __del__(self) -> None:
-        self._chain.give_back(self._bound)
-
-    def next(self) -> Array:
-        run, binding, answer = self._bound.steps[self._at]
-        self._at += 1
-        run(binding)
-        found: Array = answer.numpy().copy()  # copied, since the next run overwrites this memory
-        return found
-
-    def keep(self, mask_N: NDArray[np.bool_]) -> None:
-        assert mask_N.all(), "files of a fixed batch run with all of it"
 
 
 POOLS = ("blob_allocator", "workspace_allocator")

@@ -32,9 +32,8 @@ from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.model.opening import serving_formats
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy.decisions import read_log
-from adaptive_runtime.server.inference import INPUT
 from adaptive_runtime.server.options import TOKEN_VARIABLE
-from adaptive_runtime.server.protocol import LENGTH_HEADER, NamedTensor, PackedBody, pack
+from adaptive_runtime.server.protocol import INPUT, LENGTH_HEADER, NamedTensor, PackedBody, pack
 from adaptive_runtime.server.running import READY
 from adaptive_runtime.state.traces import LoadTrace, PlayedTrace, Stress
 from tasks.base.errors import UserError, shortened

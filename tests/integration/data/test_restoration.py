@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.metrics import mean_squared_error
 
 import adaptive_runtime
-from adaptive_runtime.server.inference import InferenceFormat
+from adaptive_runtime.server.protocol import InferenceFormat
 from tasks import report
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError

@@ -19,8 +19,7 @@ from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.bundle.chains import InputsPreparation
 from adaptive_runtime.model.opening import check
 from adaptive_runtime.samples.inputs import packed
-from adaptive_runtime.server.inference import InferenceFormat, read
-from adaptive_runtime.server.protocol import LENGTH_HEADER, NamedTensor, RequestRefused, pack
+from adaptive_runtime.server.protocol import LENGTH_HEADER, InferenceFormat, NamedTensor, RequestRefused, pack, read
 from conf.networks.two_branches import network
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import adaptive_runtime
 from adaptive_runtime.bundle.bundles import OpenBundle
-from adaptive_runtime.server.inference import InferenceFormat
+from adaptive_runtime.server.protocol import InferenceFormat
 from tasks import report
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError

@@ -13,7 +13,7 @@ import adaptive_runtime
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.model.answers import UNREAD
 from adaptive_runtime.samples.inputs import PADDING
-from adaptive_runtime.server.inference import InferenceFormat
+from adaptive_runtime.server.protocol import InferenceFormat
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError

@@ -16,8 +16,7 @@ from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.bundle.chains import ImagePreparation, InputsPreparation
 from adaptive_runtime.model.opening import check
 from adaptive_runtime.samples.inputs import Vocabulary, packed
-from adaptive_runtime.server.inference import InferenceFormat, read
-from adaptive_runtime.server.protocol import RequestRefused
+from adaptive_runtime.server.protocol import InferenceFormat, RequestRefused, read
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load

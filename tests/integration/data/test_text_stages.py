@@ -18,8 +18,7 @@ import tailor_ir
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, OpenBundle
 from adaptive_runtime.samples.inputs import LONGEST_WORD, MOST_BYTES, MOST_WORDS, VOCABULARY_FILE, Vocabulary
-from adaptive_runtime.server.inference import InferenceFormat, read
-from adaptive_runtime.server.protocol import RequestRefused
+from adaptive_runtime.server.protocol import InferenceFormat, RequestRefused, read
 from conf.networks.text_encoder import network
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json

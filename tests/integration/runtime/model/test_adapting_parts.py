@@ -25,13 +25,14 @@ from adaptive_runtime.bundle.bundles import (
 )
 from adaptive_runtime.bundle.chains import ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.model.adapting import Adaptation, ServedRun
-from adaptive_runtime.model.estimate import AIMED_AT, Caution, LoadEstimate
+from adaptive_runtime.model.adapting import Adaptation
+from adaptive_runtime.model.estimate import AIMED_AT, Caution, LoadEstimate, ServedRun
 from adaptive_runtime.model.options import AdaptingOptions
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import (
     ChoiceLimits,
     ChoiceState,
+    DecisionLog,
     LoadFactors,
     MostAccurate,
     RequestProgress,
@@ -41,7 +42,6 @@ from adaptive_runtime.policy import (
     choose,
     replay,
 )
-from adaptive_runtime.policy.decisions import DecisionRecord
 from adaptive_runtime.policy.lookup import deviations
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.state.sensing import SensedState
@@ -231,7 +231,7 @@ def test_the_record_begins_anew_and_each_file_replays_by_itself(tmp_path: Path) 
 
 def test_a_full_disk_ends_the_record_and_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(AdaptiveError, match="nowhere/decisions: cannot be written"):
-        DecisionRecord(tmp_path / "nowhere" / "decisions", variants().table, ChoiceState(), 1.0)
+        DecisionLog(tmp_path / "nowhere" / "decisions", variants().table, ChoiceState())
     file, limits = tmp_path / "decisions.jsonl", ChoiceLimits(budget_ms=30.0)
     adapting = Adaptation(variants(), limits, AdaptingOptions(decisions=file, decisions_mib=1e-6), Clock())
     (tmp_path / "decisions.1.jsonl").mkdir()

@@ -18,8 +18,8 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleFormat, BundleManifest, OpenBundle
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.pool import Variant
-from adaptive_runtime.server.inference import InferenceFormat
 from adaptive_runtime.server.metrics import ServiceMetrics
+from adaptive_runtime.server.protocol import InferenceFormat
 from adaptive_runtime.server.recent import ChoiceMemory
 from adaptive_runtime.server.served import LoadWatch, ServedModel
 from tests.support.ir.networks import perturb, small_net

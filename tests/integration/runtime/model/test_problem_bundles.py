@@ -16,7 +16,7 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest, OpenBundle
 from adaptive_runtime.model.answers import DECODERS, SEGMENTATION, SEVERAL_CLASSES
 from adaptive_runtime.samples.boxes import SSDLITE, detect
-from adaptive_runtime.server.inference import NOTHING, InferenceFormat, read, written
+from adaptive_runtime.server.protocol import NOTHING, InferenceFormat, read, written
 from conf.networks import restoration
 from tasks.data.problems import CLASSIFICATION, PROBLEMS, SUPER_RESOLUTION
 from tasks.data.problems import SEGMENTATION as SEGMENTATION_RECORD

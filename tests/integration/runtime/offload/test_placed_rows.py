@@ -18,9 +18,9 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle, SubNetMemory
-from adaptive_runtime.model.adapting import Adaptation, ServedRun
+from adaptive_runtime.model.adapting import Adaptation
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.model.estimate import FIRST_REST
+from adaptive_runtime.model.estimate import FIRST_REST, ServedRun
 from adaptive_runtime.model.serving import StandIns
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink

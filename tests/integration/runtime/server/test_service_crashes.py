@@ -13,8 +13,8 @@ import pytest
 
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.server.bundles import CRASHED_FILE, LAST_STACKS_FILE, STACKS_FILE, Crash, CrashedSubNets
-from adaptive_runtime.server.inference import MOST_SAMPLES
 from adaptive_runtime.server.options import TOKEN_VARIABLE
+from adaptive_runtime.server.protocol import MOST_SAMPLES
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail, put_first
 from tests.support.runtime.service_process import INFER, TOKEN, Served, ask, body, images, served, soon
 from tests.support.threads import beside

@@ -24,8 +24,8 @@ import psutil
 import pytest
 
 from adaptive_runtime.server.answering import BODY_S
-from adaptive_runtime.server.inference import MOST_SAMPLES
 from adaptive_runtime.server.options import TOKEN_VARIABLE
+from adaptive_runtime.server.protocol import MOST_SAMPLES
 from adaptive_runtime.server.recent import FILE
 from profiling_agents.network.guard import HEAD_LIMIT_S
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail
