@@ -32,9 +32,9 @@ import numpy as np
 from adaptive_runtime.bundle.bundles import BUNDLE_FILE, BundleManifest
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import ChoiceLimits, ChoicePolicy, MostAccurate, Switching, VariantLookUp, VariantTable
-from adaptive_runtime.state.traces import square_wave
 from benchmarks.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
 from benchmarks.simulation.published import FixedChoice
+from benchmarks.simulation.requests import square_wave
 from benchmarks.tables import show
 
 PERIODS_S = (0.5, 0.95, 1.0, 1.05, 2.0, 5.0)

@@ -1,8 +1,8 @@
 """Modules of `adaptive_runtime` that one request to an adapting service passes.
 
-    python -m benchmarks.request_path [--network resnet18] [--requests 20] [--names]
+    python -m benchmarks.request_path [--requests 20] [--names]
 
-A bundle of two SubNets with random weights is served in this process, and adapts. After a warm-up, each request is followed
+Two SubNets of ResNet-18 with random weights are served in this process, and adapt. After a warm-up, each request is followed
 from the entry of its HTTP route to the answer, in all threads but those that sense. A module counts if one of its Python
 functions begins meanwhile. Between two requests is some time: a request that comes at once waits until the model has learned
 from the one before. The table has the share of requests that pass each module, with its functions and their calls.
@@ -17,8 +17,6 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,17 +55,6 @@ class FollowedCalls:
             if file.startswith(str(PRODUCT)):
                 self.calls[file, frame.f_code.co_qualname] += 1
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Follow this thread, and all threads that start in the block."""
-        threading.setprofile(self)
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
-
 
 async def followed(bundle: Path, requests: int) -> list[Counter[tuple[str, str]]]:
     """Calls of functions of each request, by file and name."""
@@ -88,7 +75,9 @@ async def followed(bundle: Path, requests: int) -> list[Counter[tuple[str, str]]
 
     ServiceRoutes.infer = followed_infer  # type: ignore[method-assign]
     followed = False
-    with calls.installed(), bundle_served(BundleOptions(bundle=bundle, adapts=True, budget_ms=BUDGET_MS)) as model:
+    threading.setprofile(calls)
+    sys.setprofile(calls)
+    with bundle_served(BundleOptions(bundle=bundle, adapts=True, budget_ms=BUDGET_MS)) as model:
         queue = RequestQueue(model.infer, 8, 1)
         app = create_app(ModelService(model, queue, name="model", deadline_ms=BUDGET_MS))
         sent = body(np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32))
@@ -100,19 +89,19 @@ async def followed(bundle: Path, requests: int) -> list[Counter[tuple[str, str]]
                 (await client.post(INFER, **sent)).raise_for_status()
         work.cancel()
         queue.close()
+    sys.setprofile(None)
     return calls.requests
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="resnet18")
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--names", action="store_true", help="the functions, too")
     options = parser.parse_args()
     from benchmarks.service import write
 
     with tempfile.TemporaryDirectory() as folder:
-        write(options.network, Path(folder) / "bundle")
+        write("resnet18", Path(folder) / "bundle")
         calls = asyncio.run(followed(Path(folder) / "bundle", options.requests))
     rows = []
     for file in sorted({file for one in calls for file, _ in one}):

@@ -46,7 +46,7 @@ class FileMessage(Message):
 
     WHERE: name in errors for a text whose file is unknown. NEXT_STEP: advice if a text is no such message. READ_VERSION: the
     latest readable version; None: the fields decide. EARLIER_VERSIONS: versions that a validator of the message converts.
-    CONTENT: the subject of the manifest, for errors.
+    CONTENT: the subject of the manifest, for errors. INDENT: of the text; None: it is one line.
     """
 
     WHERE: ClassVar[str]
@@ -54,10 +54,11 @@ class FileMessage(Message):
     READ_VERSION: ClassVar[int | None] = None
     EARLIER_VERSIONS: ClassVar[frozenset[int]] = frozenset()
     CONTENT: ClassVar[str]
+    INDENT: ClassVar[int | None] = 1
 
     def to_json(self) -> str:
         """The file's text."""
-        return self.model_dump_json(indent=1) + "\n"
+        return self.model_dump_json(indent=self.INDENT) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Self:

@@ -157,6 +157,7 @@ class DecisionLog(Closing):
         self.file, self._most_bytes = file, most_mib * BYTES_PER_MIB
         self.earlier = file.with_name(f"{file.stem}.1{file.suffix}")
         self._stream: TextIO | None = None
+        self._table, self._state, self._policy = table, state, policy
         try:
             _cut_to_whole_lines(file)
             self._begin(table, state, policy)

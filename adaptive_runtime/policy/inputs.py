@@ -7,30 +7,32 @@ Legend: V variants, C load classes.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.base.files import read_bytes, replace_file
+from adaptive_runtime.base.files import FileMessage, replace_file
 from adaptive_runtime.base.numbers import NotNegative, Positive, Share
-from profiling_agents.messages import Message, one_line
+from profiling_agents.messages import Message
 
 Column = tuple[NotNegative, ...]
 Positives = tuple[Positive, ...]
 Shares = tuple[Share, ...]
 OPTIONAL = ("latency_error", "energy_mj", "memory_mib", "load_class")
-AGAIN = "make the table again"
 
 
-class VariantTable(Message):
+class VariantTable(FileMessage):
     """One row for each variant, stored as columns (V,). None: the column is unknown.
 
     accuracy: fraction. latency_ms: predicted without load; latency_error: standard deviation of the prediction, relative.
     energy_mj: of one sample. load_class: variants of one class slow down alike under load; None: all variants do.
     """
+
+    WHERE: ClassVar[str] = "table of variants"
+    NEXT_STEP: ClassVar[str] = "make the table again"
+    INDENT: ClassVar[int | None] = None
 
     version: Literal[1] = 1
     names: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -94,18 +96,6 @@ class VariantTable(Message):
         """The number of load classes, C."""
         return int(self.load_class_V.max()) + 1
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return self.model_dump_json() + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str = "table of variants") -> Self:
-        """Parse a file's text. AdaptiveError in one line for another version, damage, or another kind of file."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise AdaptiveError(where, one_line(error), next_step=AGAIN) from error
-
     def write(self, file: Path) -> None:
         """Write the file, whole or not at all. OSError."""
         replace_file(file, self.to_json())
@@ -113,7 +103,7 @@ class VariantTable(Message):
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the file. AdaptiveError in one line."""
-        return cls.from_json(read_bytes(file, AGAIN), str(file))
+        return cls.from_file(file)
 
     def _or_zeros(self, column: Sequence[float] | None) -> NDArray[np.float64]:
         return np.zeros(len(self)) if column is None else np.array(column, np.float64)

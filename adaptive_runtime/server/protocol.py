@@ -33,7 +33,6 @@ class RequestRefused(Exception):
         self.status, self.outcome, self.retry_after_s = status, outcome, retry_after_s
 
 
-VERSION = "2"
 BINARY = "binary_tensor_data"
 LENGTH_HEADER = "Inference-Header-Content-Length"
 MOST_DEADLINE_MS = 600_000.0
@@ -174,14 +173,9 @@ def values_of(tensor: SentTensor, binary: memoryview | None) -> Tensor:
     if found.size != count or found.shape not in (tensor.shape, (count,)):
         got = f"{where}: data of shape {shown(list(found.shape))}"
         raise RequestRefused(400, f"{got}; allowed: {shown(list(tensor.shape))}, or flat")
-    return require_finite(where, found).reshape(tensor.shape)
-
-
-def require_finite(where: str, values: Tensor) -> Tensor:
-    """The unchanged values. RequestRefused (400): some are NaN or infinite."""
-    if not np.isfinite(values).all():
+    if not np.isfinite(found).all():
         raise RequestRefused(400, f"{where}: has NaN or infinite values; allowed: finite ones")
-    return values
+    return found.reshape(tensor.shape)
 
 
 def shown(value: object) -> str:
@@ -322,33 +316,23 @@ def read(body: bytes, length: str | None, wanted: InferenceFormat) -> ReadReques
         allowed = f"one, of the name '{INPUT}'" if one_alone else f"{', '.join(wanted.inputs)}, each once"
         raise RequestRefused(400, f"inputs: {shown(', '.join(names) or 'none')}; allowed: {allowed}")
     for tensor in message.inputs:
-        _check_input(tensor, wanted)
+        if tensor.datatype != (datatype := wanted.datatypes[tensor.name]):
+            got = f"input '{tensor.name}': datatype {shown(tensor.datatype)}"
+            raise RequestRefused(400, f"{got}; allowed: {datatype}")
+        wanted.require(tensor.shape, tensor.name)
     if len({tensor.shape[0] for tensor in message.inputs}) > 1:
         got = ", ".join(f"{tensor.shape[0]} of '{tensor.name}'" for tensor in message.inputs)
         raise RequestRefused(400, f"inputs: samples: {shown(got)}; allowed: as many of each")
-    _check_outputs([one.name for one in message.outputs], wanted)
+    outputs = [one.name for one in message.outputs]
+    if unknown := [name for name in outputs if name not in wanted.outputs]:
+        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
+    if len(set(outputs)) < len(outputs):
+        raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
     blobs = split(message.inputs, binary)
     found = {one.name: values_of(one, blob) for one, blob in zip(message.inputs, blobs, strict=True)}
     values = found[INPUT] if wanted.taken.inputs is None else packed({name: found[name] for name in wanted.inputs})
     wanted.require_words(values)
     return ReadRequest(message, values)
-
-
-def _check_input(tensor: SentTensor, wanted: InferenceFormat) -> None:
-    """Refuse an input of another type or shape. RequestRefused (400)."""
-    datatype = wanted.datatypes[tensor.name]
-    if tensor.datatype != datatype:
-        got = f"input '{tensor.name}': datatype {shown(tensor.datatype)}"
-        raise RequestRefused(400, f"{got}; allowed: {datatype}")
-    wanted.require(tensor.shape, tensor.name)
-
-
-def _check_outputs(names: list[str], wanted: InferenceFormat) -> None:
-    """Refuse unknown and duplicate outputs. RequestRefused (400)."""
-    if unknown := [name for name in names if name not in wanted.outputs]:
-        raise RequestRefused(400, f"output '{shown(unknown[0])}'; allowed: {', '.join(wanted.outputs)}")
-    if len(set(names)) < len(names):
-        raise RequestRefused(400, "outputs: one is there twice; allowed: each once")
 
 
 def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:

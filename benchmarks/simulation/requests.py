@@ -51,3 +51,33 @@ class SimulatedRequests:
 
     def __len__(self) -> int:
         return len(self.trace.arrivals_s)
+
+
+def square_wave(
+    *,
+    period_s: float,
+    busy: float,
+    slow_down: float,
+    duration_s: float,
+    requests_per_s: float,
+    phase: float = 0.0,
+    classes: int = 1,
+) -> LoadTrace:
+    """Periodic load, present for the share `busy` of each period, in which everything is `slow_down` times slower.
+
+    phase: delay as a share of a period. Requests come at constant intervals, the first after half an interval.
+    """
+    starts_s = np.arange(-1, duration_s / period_s + 1) * period_s + phase * period_s
+    edges = [(float(start_s), 1.0) for start_s in starts_s]
+    edges += [(float(start_s) + busy * period_s, 0.0) for start_s in starts_s]
+    edges = [(0.0, 0.0), *sorted((at_s, load) for at_s, load in edges if 0 < at_s < duration_s)]
+    load = tuple(load for _, load in edges)
+    return LoadTrace(
+        origin="square wave",
+        duration_s=duration_s,
+        times_s=tuple(at_s for at_s, _ in edges),
+        cpu=load,
+        bandwidth=load,
+        slow_down=(tuple(1 + (slow_down - 1) * each for each in load),) * classes,
+        arrivals_s=tuple((np.arange(0.5, duration_s * requests_per_s) / requests_per_s).tolist()),
+    )

@@ -19,7 +19,6 @@ from adaptive_runtime.state.traces.trace import (
     Pattern,
     PressureResponse,
     RequestArrivals,
-    square_wave,
     trace_of,
 )
 
@@ -37,6 +36,5 @@ __all__ = [
     "ScenarioMoment",
     "ScenarioPhase",
     "Stress",
-    "square_wave",
     "trace_of",
 ]

@@ -197,7 +197,7 @@ class ScenarioMoment(NamedTuple):
 class Scenario(RecordedTrace):
     """A sequence of phases. memory_total_mib: of the device."""
 
-    AGAIN: ClassVar[str] = "correct the scenario"
+    NEXT_STEP: ClassVar[str] = "correct the scenario"
 
     version: Literal[1] = 1
     origin: str

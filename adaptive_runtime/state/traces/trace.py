@@ -15,35 +15,32 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from adaptive_runtime.base.arrays import Values
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.base.files import FileMessage
 from adaptive_runtime.base.numbers import NotNegative, Share, clipped_share
 from adaptive_runtime.state.sensing import SensedState
-from profiling_agents.messages import Message, one_line
 
 
-class RecordedTrace(Message):
-    """Files of traces of any kind. AGAIN: next step after a damaged file."""
+class RecordedTrace(FileMessage):
+    """Files of traces of any kind."""
 
-    AGAIN: ClassVar[str] = "record or draw the trace again"
+    WHERE: ClassVar[str] = "trace"
+    NEXT_STEP: ClassVar[str] = "record or draw the trace again"
+    INDENT: ClassVar[int | None] = None
 
     def write(self, file: Path) -> None:
         """Write the file, completely or not at all."""
         beside = file.with_name(file.name + ".part")
-        beside.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+        beside.write_text(self.to_json(), encoding="utf-8")
         beside.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the file. AdaptiveError in one line: damage, or another kind of file."""
-        try:
-            return cls.model_validate_json(file.read_bytes())
-        except OSError as error:
-            raise AdaptiveError(str(file), f"cannot be read ({error.strerror})", next_step=cls.AGAIN) from error
-        except ValidationError as error:
-            raise AdaptiveError(str(file), one_line(error), next_step=cls.AGAIN) from error
+        return cls.from_file(file)
 
 
 class LoadTrace(RecordedTrace):
@@ -217,36 +214,6 @@ def trace_of(
         memory=tuple(memory_T.tolist()) if "memory" in also else (),
         slow_down=slow_downs(cpu_T, bandwidth_T, responses),
         arrivals_s=tuple(arrivals_s.tolist()),
-    )
-
-
-def square_wave(
-    *,
-    period_s: float,
-    busy: float,
-    slow_down: float,
-    duration_s: float,
-    requests_per_s: float,
-    phase: float = 0.0,
-    classes: int = 1,
-) -> LoadTrace:
-    """Periodic load, present for the share `busy` of each period, in which everything is `slow_down` times slower.
-
-    phase: delay as a share of a period. Requests come at constant intervals, the first after half an interval.
-    """
-    starts_s = np.arange(-1, duration_s / period_s + 1) * period_s + phase * period_s
-    edges = [(float(start_s), 1.0) for start_s in starts_s]
-    edges += [(float(start_s) + busy * period_s, 0.0) for start_s in starts_s]
-    edges = [(0.0, 0.0), *sorted((at_s, load) for at_s, load in edges if 0 < at_s < duration_s)]
-    load = tuple(load for _, load in edges)
-    return LoadTrace(
-        origin="square wave",
-        duration_s=duration_s,
-        times_s=tuple(at_s for at_s, _ in edges),
-        cpu=load,
-        bandwidth=load,
-        slow_down=(tuple(1 + (slow_down - 1) * each for each in load),) * classes,
-        arrivals_s=tuple((np.arange(0.5, duration_s * requests_per_s) / requests_per_s).tolist()),
     )
 
 

@@ -22,9 +22,9 @@ from adaptive_runtime.policy import (
     VariantTable,
     parse_rules,
 )
-from adaptive_runtime.state.traces import square_wave
 from benchmarks.simulation import SimulatedOutcome, SimulatedRequests, Simulation, run_together
 from benchmarks.simulation.published import FixedChoice
+from benchmarks.simulation.requests import square_wave
 from benchmarks.simulation.shared import shared_slow_down
 from tests.support import examples
 
