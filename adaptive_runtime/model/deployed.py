@@ -64,7 +64,8 @@ class DeployedModel(Closing):
         self._counting, self._choosing = threading.Condition(), threading.Lock()
         self._closed = False
         self.taken = pool.bundle.manifest.subnets[0].taken
-        self._usual = (self.taken.dtype, self.taken.shape) if self.taken.words is None else None
+        is_images = self.taken.words is None and self.taken.inputs is None
+        self._usual = (self.taken.dtype, self.taken.shape) if is_images else None
         self._vocabulary: Vocabulary | None = None
         self._decoder = decoder_of(pool.bundle.manifest.problem, pool.bundle.manifest.classes)
         self._served = ServedVariants(pool, serving, lambda: () if adaptation is None else adaptation.useful, taken_out)
@@ -88,19 +89,18 @@ class DeployedModel(Closing):
         AdaptiveError for another shape or type, a closed model, an unknown `subnet`, or if no working SubNet is left.
         """
         start_ns = self.clock_ns()
-        is_usual = isinstance(samples, np.ndarray) and (samples.dtype, samples.shape[1:]) == self._usual
-        if not (is_usual and len(samples)):
-            samples = self.taken.packed(samples)
-            self.taken.check(samples)
+        x_NCHW = samples if isinstance(samples, np.ndarray) else self.taken.packed(samples)
+        if (x_NCHW.dtype, x_NCHW.shape[1:]) != self._usual or not len(x_NCHW):
+            self.taken.check(x_NCHW)
         with self._counting:
             if self._closed:
                 raise AdaptiveError(str(self.pool.bundle.folder), "the model is closed", next_step="load it again")
             self._running += 1
         try:
             if subnet is None:
-                answer = self._answer(samples, budget_ms, start_ns)
+                answer = self._answer(x_NCHW, budget_ms, start_ns)
             else:
-                answer = self._answer_by(subnet, samples, start_ns)
+                answer = self._answer_by(subnet, x_NCHW, start_ns)
         finally:
             with self._counting:
                 self._running -= 1

@@ -1,9 +1,4 @@
-"""The load of the device while it serves: sensed each second, and forecast.
-
-The interface of a served model, for all kinds of models.
-
-Models that a service can serve: a bundle, or a SubNet that is split over several devices.
-"""
+"""Models that a service can serve, a bundle or a SubNet over several devices, and the load of the device meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -70,16 +65,6 @@ class LoadTold(Message):
         return found.model_copy(update=values)
 
 
-class LoadSource(Protocol):
-    """now: the current load. device: the last sample of the device's state."""
-
-    @property
-    def now(self) -> LoadTold: ...
-
-    @property
-    def device(self) -> SensedState | None: ...
-
-
 class AdaptedLoad:
     """The load that an adapting model has sensed; the model may be replaced meanwhile."""
 
@@ -140,6 +125,7 @@ class LoadWatch:
             self.now = LoadTold.of(state, load, self._forecaster.observe(load), None)
 
 
+LoadSource = AdaptedLoad | LoadWatch
 Row = TypeVar("Row")
 
 

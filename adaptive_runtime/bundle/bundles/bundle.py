@@ -65,9 +65,7 @@ class CalibrationSample:
         }
         for (digest, exit), y_NK in self.answers.items():
             found[f"y.{digest}" if exit is None else f"y.{digest}.{exit}"] = y_NK
-        stream = io.BytesIO()
-        np.savez_compressed(stream, allow_pickle=False, **found)
-        return stream.getvalue()
+        return _written(found)
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str = CALIBRATION_FILE) -> "CalibrationSample":
