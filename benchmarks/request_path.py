@@ -67,14 +67,14 @@ async def followed(bundle: Path, requests: int) -> list[Counter[tuple[str, str]]
     calls, infer = FollowedCalls(), ServiceRoutes.infer
 
     async def followed_infer(self: ServiceRoutes, request: Any) -> Any:
-        calls.follows = followed
+        calls.follows = is_warm
         try:
             return await infer(self, request)
         finally:
             calls.finish()
 
     ServiceRoutes.infer = followed_infer  # type: ignore[method-assign]
-    followed = False
+    is_warm = False
     threading.setprofile(calls)
     sys.setprofile(calls)
     with bundle_served(BundleOptions(bundle=bundle, adapts=True, budget_ms=BUDGET_MS)) as model:
@@ -84,7 +84,7 @@ async def followed(bundle: Path, requests: int) -> list[Counter[tuple[str, str]]
         work = asyncio.create_task(queue.work())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
             for number in range(WARM_UP + requests):
-                followed = number >= WARM_UP
+                is_warm = number >= WARM_UP
                 await asyncio.sleep(BETWEEN_S)
                 (await client.post(INFER, **sent)).raise_for_status()
         work.cancel()
