@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tailor_ir.alignment import InputAlignment
     from tailor_ir.alternatives import PASSES as FITTING_PASSES
     from tailor_ir.alternatives import FirstWeights
-    from tailor_ir.conversion import UNREACHED_KERNELS, Conversion, ConversionRule, RuleOutcome, UndoneRule, convert
+    from tailor_ir.conversion import Conversion, convert, trim_kernels
     from tailor_ir.errors import CheckFailed, ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
     from tailor_ir.exits import PASSES as EXIT_PASSES
     from tailor_ir.exits import ExitParts, FirstExit
@@ -42,7 +42,6 @@ __all__ = [
     "FITTING_PASSES",
     "KINDS",
     "OF_SEVERAL",
-    "UNREACHED_KERNELS",
     "Block",
     "BlockSegment",
     "ChannelOrder",
@@ -51,7 +50,6 @@ __all__ = [
     "Config",
     "ConfigError",
     "Conversion",
-    "ConversionRule",
     "Elastic",
     "ExitParts",
     "FirstExit",
@@ -69,7 +67,6 @@ __all__ = [
     "PrePartition",
     "Reference",
     "Regions",
-    "RuleOutcome",
     "Segment",
     "Space",
     "SpaceError",
@@ -77,7 +74,6 @@ __all__ = [
     "SubnetDataflow",
     "SuperNet",
     "TailorError",
-    "UndoneRule",
     "Variable",
     "asks_for_exits",
     "choice_text",
@@ -88,4 +84,5 @@ __all__ = [
     "load_onnx",
     "load_spec",
     "operator_model",
+    "trim_kernels",
 ]

@@ -71,13 +71,10 @@ def _show(answer: Answer, terminal: Terminal) -> None:
     """Show a row for each rule, then both files."""
     table = Table(title=f"{answer['source']} → {answer['file']}", title_justify="left")
     table.add_column("rule")
-    table.add_column("stage")
     for column in ("times", "nodes fewer", "largest difference"):
         table.add_column(column, justify="right")
     for rule in answer["rules"]:
-        table.add_row(
-            rule["name"], rule["stage"], str(rule["times"]), str(rule["nodes_fewer"]), _difference(rule["difference"])
-        )
+        table.add_row(rule["name"], str(rule["times"]), str(rule["nodes_fewer"]), _difference(rule["difference"]))
     terminal.show(table)
     terminal.say(f"nodes: {answer['nodes_before']} → {answer['nodes_after']}")
     terminal.say(f"size: {answer['bytes_before'] / MIB:.2f} → {answer['bytes_after'] / MIB:.2f} MiB")

@@ -391,10 +391,10 @@ COMMANDS = {
     ),
     "convert": Command(
         summary="an .onnx file with fewer nodes and the same outputs: convert IN.onnx OUT.onnx",
-        about="Fuses operators, merges duplicates, stores what no input reaches, and removes what changes nothing. After each "
-        "rule the outputs for random inputs are compared with the original's by onnxruntime; a rule that changes them is "
-        "undone, and named. Options: check=false leaves that out, seed=N draws "
-        "other inputs, fewest=true also takes nodes out of Gelus, which runtimes then run slower.",
+        about="onnxslim fuses operators, merges duplicates, stores what no input reaches, and removes what changes nothing; "
+        "own rules fold scales and shifts into convolutions. After each rule the outputs for random inputs are compared with "
+        "the original's by onnxruntime; a rule that changes them is undone, and named. Options: check=false leaves that out, "
+        "seed=N draws other inputs, fewest=true also takes nodes out of Gelus, which runtimes then run slower.",
         forms=("IN.onnx OUT.onnx [OPTION…] [FLAG…]",),
         flags=EVERYWHERE,
         examples=("autotailor convert network.onnx smaller.onnx --json conversion.json",),

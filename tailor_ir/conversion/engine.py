@@ -1,126 +1,33 @@
-"""The conversion of an ONNX model: rules, stage by stage, until none has anything to do, each checked by outputs.
+"""The conversion of an ONNX model by onnxslim, and by own rules for what slows onnxruntime and ncnn down after it.
 
-The two stages are from CrowdHMTware, section III-B2: operators are fused and duplicates removed; then values that no
-input reaches become constant. A rule is checked by the model's answers to random inputs, before and after it.
+Each step is checked by the model's answers to random inputs, before and after it.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import get_args
 
-import numpy as np
 import onnx
-from onnx import helper
+import onnx_graphsurgeon as gs
+from onnx import shape_inference
 
-from tailor_ir.conversion.draft import ROUNDING, ConversionRule, ConversionStage, OnnxDraft
-from tailor_ir.conversion.rules import FEWEST_NODES, RULES
-from tailor_ir.conversion.rules.constants import RANDOM, run
+from tailor_ir.conversion.affine import fold_after, fold_before, merge_pairs
+from tailor_ir.conversion.kernels import trim_convolutions
+from tailor_ir.conversion.outputs import Answer, Examination, difference, examine, first_line, random_operator, run
 from tailor_ir.errors import TailorError
 from tailor_ir.reading.trace import load_onnx
 
-Answer = list[np.ndarray]
-
-FREE_BATCH = 2
-FREE_SIZES = (2, 64, 224, 1)
-"""Sizes that are tried for dimensions without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """Inputs of a model, and the outputs that it has to give for them."""
-
-    inputs: Mapping[str, np.ndarray]
-    expected: Answer
-
-    def answer(self, draft: OnnxDraft) -> Answer:
-        """The outputs of another model."""
-        return _answer(draft, self.inputs)
-
-    def difference(self, model: onnx.ModelProto) -> float:
-        """How far the outputs of a model are from the expected ones, when onnxruntime runs it as it is stored."""
-        return difference(self.expected, run(model, self.inputs))
-
-
-def _answer(draft: OnnxDraft, inputs: Mapping[str, np.ndarray]) -> Answer:
-    model, constants = draft.to_run()
-    return run(model, {**inputs, **constants}, draft.outputs)
-
-
-def examine(model: onnx.ModelProto, seed: int) -> Examination:
-    """Random inputs that the model takes, and its outputs. TailorError for a model that onnxruntime cannot run."""
-    draft, reason = OnnxDraft(model), ""
-    if found := next((node.op for node in draft.nodes if node.standard and node.op in RANDOM), None):
-        raise TailorError(
-            f"conversion: the model has {found}, whose results differ in each run; allowed: models whose outputs can be "
-            "compared; check=false converts without comparing outputs"
-        )
-    for free in FREE_SIZES:
-        inputs = dict(_inputs(model, free, np.random.default_rng(seed)))
-        try:
-            return Examination(inputs, _answer(draft, inputs))
-        except Exception as error:  # noqa: BLE001 - the runtime raises many types; the last one is told
-            reason = reason or (str(error).strip() or type(error).__name__).splitlines()[0]
-        if all(_is_fixed(info) for info in model.graph.input):
-            break
-    raise TailorError(
-        f"conversion: onnxruntime cannot run the model as it is ({reason[:200]}); allowed: models that it runs with random "
-        "inputs; check=false converts without comparing outputs"
-    )
-
-
-def _is_fixed(info: onnx.ValueInfoProto) -> bool:
-    return all(size.dim_value > 0 for size in info.type.tensor_type.shape.dim)
-
-
-def _inputs(model: onnx.ModelProto, free: int, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray]]:
-    """Normally distributed numbers, and zeros for whole numbers, which are good as indices of anything."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    named: dict[str, int] = {}
-    for info in model.graph.input:
-        if info.name in stored:
-            continue
-        shape = []
-        for axis, size in enumerate(info.type.tensor_type.shape.dim):
-            unknown = FREE_BATCH if axis == 0 else free
-            known = max(size.dim_value, 0)  # older exporters write open sizes as -1
-            shape.append(known or (named.setdefault(size.dim_param, unknown) if size.dim_param else unknown))
-        kind = np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
-        yield info.name, (rng.standard_normal(shape).astype(kind) if kind.kind == "f" else np.zeros(shape, kind))
-
-
-def difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
-    """The largest difference of two answers, each output's relative to its largest number; infinite where shapes differ."""
-    if len(expected) != len(found):
-        return float("inf")
-    return max((_difference_of(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
-
-
-def _difference_of(expected: np.ndarray, found: np.ndarray) -> float:
-    if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
-        return 0.0 if expected == found else float("inf")
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return float("inf")
-    if np.array_equal(expected, found):
-        return 0.0
-    if expected.dtype.kind != "f":
-        return float("inf")
-    one, other = expected.astype(np.float64), found.astype(np.float64)
-    finite = np.isfinite(one)
-    if not np.array_equal(finite, np.isfinite(other)) or not np.array_equal(
-        one[~finite], other[~finite], equal_nan=True
-    ):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    return float(np.abs(one - other)[finite].max() / (np.abs(one[finite]).max() or 1.0))
-
-
+TOLERANCE = 1e-5
+"""Share of the largest output: sums of fp32 in another order, and weights that are multiplied ahead."""
 MOST_ROUNDS = 200
-SEED = 0
 OLDEST_OPSET = 7
 """The first with the broadcasting of today; later changes of operators are known to the rules."""
+LARGEST_STORED_MIB = 64
+"""A larger value that no input reaches is computed when the model runs, as before."""
+
+Rewrite = Callable[[gs.Graph], int]
+"""Rewrites a graph in place; how often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +35,6 @@ class RuleOutcome:
     """What one rule did. `difference`: the largest change of an output, relative to the largest output; None: unchecked."""
 
     name: str
-    stage: ConversionStage
     times: int
     nodes_fewer: int
     difference: float | None
@@ -136,7 +42,7 @@ class RuleOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoneRule:
-    """A rule whose result was not as it states, and was taken back. `reason`: a difference, or why the model did not run."""
+    """A rule whose result was taken back. `reason`: a difference, or why the model did not run."""
 
     name: str
     reason: str
@@ -164,124 +70,159 @@ def count_nodes(model: onnx.ModelProto) -> int:
     return sum(node.op_type != "Constant" for node in model.graph.node)
 
 
+RULES: dict[str, Rewrite] = {
+    "scales and shifts after": fold_after,
+    "scales and shifts before": partial(fold_before, halves=False),
+    "constants in a row": merge_pairs,
+    "unreached kernels": trim_convolutions,
+}
+"""Own rules. The first three make onnxruntime faster than onnxslim does, the last one ncnn."""
+SLIM = "onnxslim"
+
+
+def trim_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the positions of kernels that no input reaches; the same object where there are none."""
+    return _rewritten(model, trim_convolutions)[0]
+
+
+def _rewritten(model: onnx.ModelProto, rewrite: Rewrite) -> tuple[onnx.ModelProto, int]:
+    """The model after a rule, and how often the rule found something; the same object where it found nothing."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True) if rewrite is trim_convolutions else model
+    graph = gs.import_onnx(inferred)
+    if not (times := rewrite(graph)):
+        return model, 0
+    return _framed(model, gs.export_onnx(graph.cleanup(), do_type_check=False)), times
+
+
+def _slimmed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The model after onnxslim. Its own inference of shapes is left out: 1 // 2 is 1 there, as in paddings of TensorFlow."""
+    import onnxslim  # needs a second
+
+    skipped = ["subexpression_elimination"] if random_operator(model.graph) else []
+    options = {
+        "no_shape_infer": True,
+        "skip_optimizations": skipped,
+        "skip_fusion_patterns": ["FusionGemm"],  # writes two reshapes around each product of more than two dimensions
+        "size_threshold": LARGEST_STORED_MIB * 2**20,
+    }
+    found = model
+    for _ in range(MOST_ROUNDS):
+        before, given = found, shape_inference.infer_shapes(found, data_prop=True)  # onnxslim changes its argument
+        found = _framed(model, onnxslim.slim(given, **options))
+        if len(found.graph.node) == len(before.graph.node):
+            break
+    return found, int(found.graph.node != model.graph.node)
+
+
+def _framed(model: onnx.ModelProto, found: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with other nodes and weights, and shapes inferred anew; its inputs, outputs, versions and texts stay."""
+    framed = onnx.ModelProto()
+    framed.CopyFrom(model)
+    framed.graph.ClearField("value_info")
+    for name in ("node", "initializer", "sparse_initializer"):
+        framed.graph.ClearField(name)
+        getattr(framed.graph, name).extend(getattr(found.graph, name))
+    return shape_inference.infer_shapes(framed, data_prop=True)
+
+
 @dataclass(slots=True)
-class _Record:
-    times: Counter[str] = field(default_factory=Counter)
-    fewer: Counter[str] = field(default_factory=Counter)
-    differences: dict[str, float] = field(default_factory=dict)
-    undone: list[UndoneRule] = field(default_factory=list)
-
-
 class _Converter:
-    """The model as the rules leave it, and the last state in which outputs were good."""
+    """The model as the rules leave it. Initial values of inputs are left out while it is rewritten: callers may give others."""
 
-    def __init__(self, model: onnx.ModelProto, examination: Examination | None) -> None:
-        self.draft, self.examination = OnnxDraft(model), examination
-        self.good = self.draft.copy()
-        self.answer: Answer = examination.expected if examination else []
-        self.record = _Record()
+    model: onnx.ModelProto
+    examination: Examination | None
+    defaults: list[onnx.TensorProto] = field(default_factory=list)
+    answer: Answer = field(default_factory=list)
+    outcomes: dict[str, RuleOutcome] = field(default_factory=dict)
+    undone: dict[str, str] = field(default_factory=dict)
 
-    def convert(self, rules: Sequence[ConversionRule]) -> None:
+    def __post_init__(self) -> None:
+        given = {info.name for info in self.model.graph.input}
+        self.defaults = [tensor for tensor in self.model.graph.initializer if tensor.name in given]
+        if self.defaults:
+            bare = onnx.ModelProto()
+            bare.CopyFrom(self.model)
+            bare.graph.ClearField("initializer")
+            bare.graph.initializer.extend(each for each in self.model.graph.initializer if each.name not in given)
+            self.model = bare
+        self.answer = self.examination.expected if self.examination else []
+
+    def whole(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A rewritten model with the initial values of its inputs."""
+        if not self.defaults:
+            return model
+        whole = onnx.ModelProto()
+        whole.CopyFrom(model)
+        whole.graph.initializer.extend(self.defaults)
+        return whole
+
+    def convert(self, rules: Mapping[str, Rewrite]) -> None:
+        self.apply(SLIM, _slimmed)
         for _ in range(MOST_ROUNDS):
-            changed = [
-                self._settle([rule for rule in rules if rule.stage == stage]) for stage in get_args(ConversionStage)
-            ]
-            if not any(changed):
+            if not sum(self.apply(name, partial(_rewritten, rewrite=rule)) for name, rule in rules.items()):
                 return
-        raise AssertionError(f"rules undo each other: {dict(self.record.times)}")
+        raise AssertionError(f"rules undo each other: {self.outcomes}")
 
-    def _settle(self, rules: Sequence[ConversionRule]) -> bool:
-        """Apply rules until none changes anything; whether any did."""
-        for round_ in range(MOST_ROUNDS):
-            self.draft.infer_shapes()
-            if not sum([self._apply(rule) for rule in rules]):
-                return round_ > 0
-        raise AssertionError(f"rules undo each other: {dict(self.record.times)}")
-
-    def _apply(self, rule: ConversionRule) -> int:
-        if any(rule.name == each.name for each in self.record.undone):
-            return 0
-        before, times = len(self.draft.nodes), 0
-        for _ in range(MOST_ROUNDS):
-            if not (more := rule.apply(self.draft)):
-                break
-            times += more
-        if times and self._holds(rule):
-            self.record.times[rule.name] += times
-            self.record.fewer[rule.name] += before - len(self.draft.nodes)
-            return times
-        return 0
-
-    def _holds(self, rule: ConversionRule) -> bool:
-        """Whether outputs are as the rule states; otherwise what it did is undone."""
-        if self.examination is None:
-            return True
+    def apply(self, name: str, step: Callable[[onnx.ModelProto], tuple[onnx.ModelProto, int]]) -> bool:
+        """Take a step, unless it fails or changes outputs: then it is undone, and never tried again. Whether it was taken."""
+        if name in self.undone:
+            return False
+        own: float | None = None
         try:
-            answer = self.examination.answer(self.draft)
-        except Exception as error:  # noqa: BLE001 - the runtime raises many types; the rule is undone and named
-            return self._undo(rule, (str(error).strip() or type(error).__name__).splitlines()[0][:200])
-        own, total = difference(self.answer, answer), difference(self.examination.expected, answer)
-        if own > rule.tolerance or total > ROUNDING:
-            return self._undo(
-                rule, f"outputs changed by {own:.2g}, allowed {rule.tolerance:.2g}; by all rules {total:.2g}"
-            )
-        self.good, self.answer = self.draft.copy(), answer
-        self.record.differences[rule.name] = max(own, self.record.differences.get(rule.name, 0.0))
+            found, times = step(self.model)
+            if times and self.examination is not None:
+                answer = run(self.whole(found), self.examination.inputs)
+                own, total = difference(self.answer, answer), difference(self.examination.expected, answer)
+                if max(own, total) > TOLERANCE:
+                    self.undone[name] = (
+                        f"outputs changed by {own:.2g}, allowed {TOLERANCE:.2g}; by all rules {total:.2g}"
+                    )
+                    return False
+                self.answer = answer
+        except Exception as error:  # noqa: BLE001 - onnxslim and the runtime raise many types; the step is undone and named
+            self.undone[name] = first_line(error)[:200]
+            return False
+        if not times:
+            return False
+        fewer = count_nodes(self.model) - count_nodes(found)
+        last = self.outcomes.get(name)
+        self.outcomes[name] = RuleOutcome(
+            name=name,
+            times=times + (last.times if last else 0),
+            nodes_fewer=fewer + (last.nodes_fewer if last else 0),
+            difference=max(own, (last and last.difference) or 0.0) if own is not None else None,
+        )
+        self.model = found
         return True
 
-    def _undo(self, rule: ConversionRule, reason: str) -> bool:
-        self.draft = self.good.copy()
-        self.draft.infer_shapes()
-        self.record.undone.append(UndoneRule(name=rule.name, reason=reason))
-        return False
 
-
-def convert(
-    network: onnx.ModelProto | Path,
-    *,
-    check: bool = True,
-    seed: int = SEED,
-    fewest: bool = False,
-    rules: Sequence[ConversionRule] | None = None,
-) -> Conversion:
+def convert(network: onnx.ModelProto | Path, *, check: bool = True, seed: int = 0, fewest: bool = False) -> Conversion:
     """The same network with fewer nodes; names, types and order of its inputs and outputs stay.
 
-    rules: `RULES`, with `fewest` `FEWEST_NODES`, unless given.
+    fewest: halves of Gelus go into convolutions, too: fewer nodes, which runtimes run slower.
 
-    With `check` each rule's outputs on random inputs are compared with those before it and with the original's by
-    onnxruntime. A rule that changes them by more than it states is undone, and named in the result. TailorError: no ONNX
-    model, or one that onnxruntime cannot run.
+    With `check` the outputs on random inputs after each rule are compared with those before it and with the original's by
+    onnxruntime. A rule that changes them by more than 1e-5 is undone, and named in the result. TailorError: no ONNX model, or
+    one that onnxruntime cannot run.
     """
     model = load_onnx(network) if isinstance(network, Path) else network
-    if (opset := OnnxDraft(model).opset) < OLDEST_OPSET:
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    if opset < OLDEST_OPSET:
         raise TailorError(f"conversion: the file has opset {opset}; allowed: {OLDEST_OPSET} or later; export it again")
-    examination = examine(model, seed) if check else None
-    rules = (FEWEST_NODES if fewest else RULES) if rules is None else rules
-    converter = _Converter(model, examination)
-    converter.convert(rules)
-    converted = converter.draft.to_model()
+    converter = _Converter(model, examine(model, seed) if check else None)
+    converter.convert(RULES | {"halves of Gelu": partial(fold_before, halves=True)} if fewest else RULES)
+    converted = converter.whole(converter.model)
     try:
         onnx.checker.check_model(converted)
     except onnx.checker.ValidationError as error:
         raise TailorError(f"conversion: the result is no valid ONNX ({str(error).splitlines()[0]})") from error
-    record = converter.record
     return Conversion(
         model=converted,
-        rules=tuple(
-            RuleOutcome(
-                name=rule.name,
-                stage=rule.stage,
-                times=record.times[rule.name],
-                nodes_fewer=record.fewer[rule.name],
-                difference=record.differences.get(rule.name) if check else None,
-            )
-            for rule in rules
-            if record.times[rule.name]
-        ),
-        undone=tuple(record.undone),
+        rules=tuple(converter.outcomes.values()),
+        undone=tuple(UndoneRule(name=name, reason=reason) for name, reason in converter.undone.items()),
         nodes_before=count_nodes(model),
         nodes_after=count_nodes(converted),
         bytes_before=model.ByteSize(),
         bytes_after=converted.ByteSize(),
-        difference=examination.difference(converted) if examination else None,
+        difference=difference(converter.examination.expected, converter.answer) if converter.examination else None,
     )

@@ -17,7 +17,7 @@ from onnx import helper
 from torch import nn
 
 from tailor_ir.axes import Axis, BatchAxis
-from tailor_ir.conversion.rules.constants import session_of
+from tailor_ir.conversion import session_of
 from tailor_ir.errors import ImportFailed, MixedSamples
 from tailor_ir.graph import NO_BATCH, Graph, Tensors
 from tailor_ir.ops import OPERATORS

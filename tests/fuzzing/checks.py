@@ -17,7 +17,7 @@ import onnxruntime
 import torch
 
 import tailor_ir
-from tailor_ir.conversion.rules.constants import WRONG_REWRITES
+from tailor_ir.conversion.outputs import WRONG_REWRITES
 from tailor_ir.reading.comparison import rounded_otherwise
 from tailor_ir.spaces.selectors import Config
 from tests.fuzzing.modules import draw_module

@@ -307,8 +307,8 @@ def _trimmed(content: bytes) -> bytes:
         return content  # `_prepared` raises the error
     if not any(node.op_type == "Conv" and any(_pads(node)) for node in model.graph.node):
         return content
-    found = tailor_ir.convert(model, check=False, rules=[tailor_ir.UNREACHED_KERNELS])
-    return found.model.SerializeToString() if found.rules else content
+    found = tailor_ir.trim_kernels(model)
+    return content if found is model else found.SerializeToString()
 
 
 def _pads(node: onnx.NodeProto) -> Sequence[int]:

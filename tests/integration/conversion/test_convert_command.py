@@ -45,7 +45,7 @@ def test_the_file_is_written_and_what_was_done_is_shown(source: Path, capsys: py
     assert (result["nodes_before"], result["nodes_after"]) == (4, 2)
     assert result["bytes_before"] == source.stat().st_size
     assert result["bytes_after"] == Path(result["file"]).stat().st_size
-    assert {rule["name"]: rule["times"] for rule in result["rules"]} == {"no-ops": 1, "scales and shifts after": 1}
+    assert {rule["name"]: rule["times"] for rule in result["rules"]} == {"onnxslim": 1}
     assert sum(rule["nodes_fewer"] for rule in result["rules"]) == 2
     assert 0 <= result["difference"] <= 1e-5
     assert result["undone"] == []

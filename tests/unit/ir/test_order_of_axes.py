@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tailor_ir
 from tailor_ir import axes as ax
-from tailor_ir.conversion.rules.constants import run
+from tailor_ir.conversion import run
 from tailor_ir.dims import Dim
 from tailor_ir.graph import Graph, Node
 from tailor_ir.ops.registry import Operator, Propagation
