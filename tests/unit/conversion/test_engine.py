@@ -179,7 +179,11 @@ def test_values_that_branches_read_keep_their_names() -> None:
 def test_a_large_tensor_that_is_made_of_little_is_not_stored() -> None:
     elements = (LARGEST_STORED_MIB + 1) * 2**18
     made = model(
-        [node("Expand", "one s", "big"), node("Mul", "x big", "product"), node("ReduceSum", "product", "y", keepdims=0)],
+        [
+            node("Expand", "one s", "big"),
+            node("Mul", "x big", "product"),
+            node("ReduceSum", "product", "y", keepdims=0),
+        ],
         {"one": number(1), "s": ints(elements)},
         shape=(1,),
     )
