@@ -26,7 +26,7 @@ from adaptive_runtime.offload.split import (
     way_name,
 )
 from adaptive_runtime.offload.split.plans import coded_share
-from profiling_agents.messages.streams import MOST_SEGMENTS
+from profiling_agents.messages import MOST_SEGMENTS
 from solvers.partition import (
     PartitionConditions,
     PartitionPlan,
