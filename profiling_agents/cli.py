@@ -6,6 +6,7 @@ The exit code is 0, or 2 with one clear line.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -210,7 +211,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "autotailor agent") -> i
 
 def relay(argv: Sequence[str] | None = None, prog: str = "autotailor relay") -> int:
     """Serve as the relay of a pulling agent until stopped. Returns 0, or 2 after one line on stderr."""
-    return _run(relay_parser(prog), argv, _serve_relay)
+
+    def serve(arguments: argparse.Namespace) -> None:
+        from profiling_agents.serving.relay import serve_relay
+
+        serve_relay(endpoint(arguments, TOKEN_VARIABLE), arguments.max_model_mib)
+
+    return _run(relay_parser(prog), argv, serve)
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, serve: Callable[..., None]) -> int:
@@ -233,37 +240,22 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, serve: Cal
     return 0
 
 
-def _serve_relay(arguments: argparse.Namespace) -> None:
-    from profiling_agents.serving.relay import serve_relay
-
-    serve_relay(endpoint(arguments, TOKEN_VARIABLE), arguments.max_model_mib)
-
-
 def _serve_agent(arguments: argparse.Namespace) -> None:
     from profiling_agents.serving.capabilities import ServerOptions
     from profiling_agents.serving.server import serve
 
+    same = {one.name for one in fields(ServerOptions)} & vars(arguments).keys()
     serve(
         ServerOptions(
-            backend=arguments.backend,
-            threads=arguments.threads,
-            precision=arguments.precision,
-            provider=arguments.provider,
-            cores=arguments.cores,
+            **{name: getattr(arguments, name) for name in same},
             network=endpoint(arguments, TOKEN_VARIABLE),
-            pull=arguments.pull,
-            ca_file=arguments.ca_file,
             limits=ModelLimits(
                 memory_mib=arguments.memory_limit_mib,
                 cpu_s=arguments.cpu_limit_s,
                 wall_s=arguments.wall_limit_s,
             ),
-            max_model_mib=arguments.max_model_mib,
-            pin_mhz=arguments.pin_mhz,
-            sensors_root=arguments.sensors_root,
             sandbox=not arguments.without_sandbox,
             segments=arguments.serve_segments,
-            max_subnets=arguments.max_subnets,
             allowed_peers=tuple(arguments.allow_peer),
         )
     )

@@ -8,7 +8,7 @@ connection, never as a result.
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
@@ -76,6 +76,25 @@ def unpack(frame: bytes, max_payload_bytes: int) -> tuple[bytes, memoryview]:
         raise AgentError(f"frame: {len(frame)} bytes, its prefix says {LENGTHS.size + header_bytes + payload_bytes}")
     start = LENGTHS.size + header_bytes
     return frame[LENGTHS.size : start], memoryview(frame)[start:]
+
+
+async def first(chunks: AsyncIterator[bytes]) -> tuple[bytes, bytes]:
+    """The header of a frame that arrives in chunks, and the part of its payload that arrived with it.
+
+    AgentError when the header is too long, or ends early.
+    """
+    buffer = b""
+    async for chunk in chunks:
+        buffer += chunk
+        if len(buffer) < LENGTHS.size:
+            continue
+        header_bytes, _ = LENGTHS.unpack(buffer[: LENGTHS.size])
+        end = LENGTHS.size + header_bytes
+        if header_bytes > MAX_HEADER_BYTES:
+            raise AgentError(f"frame: header of {header_bytes} bytes; allowed: {MAX_HEADER_BYTES}")
+        if len(buffer) >= end:
+            return buffer[LENGTHS.size : end], buffer[end:]
+    raise AgentError("frame: it ended inside of its header")
 
 
 def describe(arrays: Sequence[np.ndarray]) -> tuple[TensorHeader, ...]:

@@ -26,15 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from profiling_agents.messages import (
-    CODED_BYTES,
-    ActivationCoding,
-    AgentError,
-    Message,
-    SentActivation,
-    Shape,
-    one_line,
-)
+from profiling_agents import messages
 
 MAGIC = b"ATS1"
 PREFIX = struct.Struct("<4sIQII")
@@ -49,7 +41,7 @@ Kind = TypeVar("Kind")
 Buffer = bytes | bytearray | memoryview
 
 
-class StreamError(AgentError):
+class StreamError(messages.AgentError):
     """The other side broke the rules of a stream, or was cut off inside a frame; the connection ends. One line."""
 
 
@@ -89,7 +81,7 @@ class FrameReader(Generic[Kind]):
         try:
             message = self._kinds.validate_json(header)
         except ValidationError as error:
-            raise StreamError(f"frame: {one_line(error)}") from error
+            raise StreamError(f"frame: {messages.one_line(error)}") from error
         return FrameHead(message, payload_bytes, payload_sum)
 
     async def payload(self, head: FrameHead[Kind], expected_bytes: int) -> bytearray:
@@ -142,7 +134,7 @@ class FrameWriter:
     def __init__(self, stream: asyncio.StreamWriter) -> None:
         self._stream, self._lock = stream, asyncio.Lock()
 
-    async def send(self, message: Message, payload: Sequence[Buffer] = ()) -> None:
+    async def send(self, message: messages.Message, payload: Sequence[Buffer] = ()) -> None:
         """Send a frame. StreamError: the other side takes nothing; OSError: it is gone."""
         header = message.model_dump_json().encode()
         payload_sum, payload_bytes = 0, 0
@@ -168,27 +160,31 @@ class FrameWriter:
 
 
 FloatArray = NDArray[np.float32]
-TYPES: dict[ActivationCoding, str] = {"fp32": "<f4", "fp16": "<f2", "int8": "|i1"}
+TYPES: dict[messages.ActivationCoding, str] = {"fp32": "<f4", "fp16": "<f2", "int8": "|i1"}
 MOST_INT8 = 127
 MOST_FP16 = float(np.finfo(np.float16).max)
-STEPS: dict[ActivationCoding, float] = {"fp32": 0.0, "fp16": 2.0**-11, "int8": 0.5 / MOST_INT8}
+STEPS: dict[messages.ActivationCoding, float] = {"fp32": 0.0, "fp16": 2.0**-11, "int8": 0.5 / MOST_INT8}
 """The largest change of a value by coding, relative to the largest value of its tensor."""
 
 
-def encoded(tensor: FloatArray, coding: ActivationCoding) -> tuple[SentActivation, bytes]:
+def encoded(tensor: FloatArray, coding: messages.ActivationCoding) -> tuple[messages.SentActivation, bytes]:
     """A tensor in a coding. A tensor with NaN or infinite values, or beyond fp16, stays in fp32."""
     if coding == "int8":
         most = float(np.abs(tensor).max(initial=0.0))
         scale = most / MOST_INT8 or 1.0
         # smaller scales would lose their own precision
         if math.isfinite(most) and scale >= np.finfo(np.float32).tiny:
-            return SentActivation(coding="int8", scale=scale), np.rint(tensor / scale).astype(TYPES["int8"]).tobytes()
+            return messages.SentActivation(coding="int8", scale=scale), np.rint(tensor / scale).astype(
+                TYPES["int8"]
+            ).tobytes()
     if coding == "fp16" and np.abs(tensor).max(initial=0.0) <= MOST_FP16:
-        return SentActivation(coding="fp16"), tensor.astype(TYPES["fp16"]).tobytes()
-    return SentActivation(coding="fp32"), np.ascontiguousarray(tensor, TYPES["fp32"]).tobytes()
+        return messages.SentActivation(coding="fp16"), tensor.astype(TYPES["fp16"]).tobytes()
+    return messages.SentActivation(coding="fp32"), np.ascontiguousarray(tensor, TYPES["fp32"]).tobytes()
 
 
-def decoded(sent: SentActivation, shape: Shape, content: bytes | bytearray | memoryview) -> FloatArray:
+def decoded(
+    sent: messages.SentActivation, shape: messages.Shape, content: bytes | bytearray | memoryview
+) -> FloatArray:
     """The decoded tensor; the content has exactly its bytes."""
     values = np.frombuffer(content, TYPES[sent.coding]).reshape(shape)
     if sent.coding == "int8":
@@ -197,12 +193,12 @@ def decoded(sent: SentActivation, shape: Shape, content: bytes | bytearray | mem
 
 
 def decoded_all(
-    sent: Sequence[SentActivation], shapes: Sequence[Shape], content: bytes | bytearray | memoryview
+    sent: Sequence[messages.SentActivation], shapes: Sequence[messages.Shape], content: bytes | bytearray | memoryview
 ) -> list[FloatArray]:
     """Decoded tensors that lie one behind the other; `coded_bytes` gives their total size."""
     whole, found, start = memoryview(content), [], 0
     for one, shape in zip(sent, shapes, strict=True):
-        end = start + math.prod(shape) * CODED_BYTES[one.coding]
+        end = start + math.prod(shape) * messages.CODED_BYTES[one.coding]
         found.append(decoded(one, shape, whole[start:end]))
         start = end
     return found

@@ -1,56 +1,31 @@
 """Inference runtimes an agent can drive. A new one: a module with a `Backend`, an entry here, and a test."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from importing import later_names
 from profiling_agents.backends.base import Backend, RuntimeOptions
 from profiling_agents.messages import AgentError
 
-
-def _executorch(options: RuntimeOptions) -> Backend:
+if TYPE_CHECKING:
     from profiling_agents.backends.executorch import ExecuTorchBackend
-
-    return ExecuTorchBackend(options)
-
-
-def _ncnn(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.ncnn import NcnnBackend
-
-    return NcnnBackend(options)
-
-
-def _ncnn_adb(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.ncnn_adb import NcnnAdbBackend
-
-    return NcnnAdbBackend(options)
-
-
-def _onnxruntime(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.onnxruntime import OnnxRuntimeBackend
-
-    return OnnxRuntimeBackend(options)
-
-
-def _openvino(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.openvino import OpenVinoBackend
-
-    return OpenVinoBackend(options)
-
-
-def _torch(options: RuntimeOptions) -> Backend:
     from profiling_agents.backends.torch import TorchBackend
-
-    return TorchBackend(options)
-
+else:
+    globals().update(later_names(__file__))
 
 BACKENDS: dict[str, Callable[[RuntimeOptions], Backend]] = {
-    "executorch": _executorch,
-    "ncnn": _ncnn,
-    "ncnn-adb": _ncnn_adb,
-    "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
-    "torch": _torch,
+    "executorch": ExecuTorchBackend,
+    "ncnn": NcnnBackend,
+    "ncnn-adb": NcnnAdbBackend,
+    "onnxruntime": OnnxRuntimeBackend,
+    "openvino": OpenVinoBackend,
+    "torch": TorchBackend,
 }
-"""Makers by name; a runtime is imported only when it is chosen."""
+"""Classes by name; a runtime is imported only when it is chosen."""
 
 EXTRAS = frozenset({"executorch", "openvino"})
 """Backends whose runtime is an optional extra of the same name."""

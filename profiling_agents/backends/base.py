@@ -1,26 +1,16 @@
-"""The protocol of a backend, as the child process uses it. The first axis of every array is the batch."""
+"""The base classes of backends and their models, as the child process uses them. The first axis of every array is the batch."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from pydantic import Field
 
-from profiling_agents.messages import (
-    AgentError,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    Message,
-    Precision,
-    RuntimeInfo,
-    RuntimeSettings,
-    Shape,
-)
+from profiling_agents import messages
+from profiling_agents.backends.own_names import ModelError, ModelMemoryError, OwnNames
 from profiling_agents.sensing.machine import Runs
 
 OUT_OF_MEMORY = (
@@ -32,29 +22,27 @@ OUT_OF_MEMORY = (
     "can't allocate",
 )
 LEAST_RUNS = 5  # with layers timed
+UNINTERRUPTED = 1.25  # times the layer's median
+LARGEST_ROUNDING = 0.05
+"""Relative to the largest output; a larger difference is another computation, not rounding."""
+MAX_LAYER_NAME = 1024
 
 
-class ModelError(Exception):
-    """The runtime refuses the model; the message is the reason (one line)."""
-
-
-class ModelMemoryError(ModelError):
-    """The model needs more memory than it may have."""
-
-
-class RuntimeOptions(Message):
+class RuntimeOptions(messages.Message):
     """The options of a runtime; an agent fixes them when it starts."""
 
     backend: str
     threads: int = Field(ge=1)
-    precision: Precision = "fp32"
+    precision: messages.Precision = "fp32"
     provider: str | None = None
 
 
-def switch(name: str, does: str, off: RuntimeSettings, *, by_operator: bool = False) -> EngineOption:
+def switch(name: str, does: str, off: messages.RuntimeSettings, *, by_operator: bool = False) -> messages.EngineOption:
     """An option that is on by default. off: the runtime settings that it changes when it is off."""
     sets = {"off": off}
-    return EngineOption(name=name, choices=("on", "off"), default="on", does=does, by_operator=by_operator, sets=sets)
+    return messages.EngineOption(
+        name=name, choices=("on", "off"), default="on", does=does, by_operator=by_operator, sets=sets
+    )
 
 
 def powers_of_two(most: int) -> tuple[str, ...]:
@@ -62,84 +50,148 @@ def powers_of_two(most: int) -> tuple[str, ...]:
     return tuple(str(2**power) for power in range(most.bit_length()))
 
 
-def thread_option(threads: int, setting: str) -> tuple[EngineOption, ...]:
+def thread_option(threads: int, setting: str) -> tuple[messages.EngineOption, ...]:
     """An option to use fewer threads; empty if the runtime has only one. setting: the name of the thread count in its API."""
     if threads == 1:
         return ()
     fewer = [count for count in powers_of_two(threads) if int(count) < threads]
     does = "So many threads compute an operator: for small operators fewer are faster than all."
-    sets: dict[str, RuntimeSettings] = {count: {setting: int(count)} for count in fewer}
+    sets: dict[str, messages.RuntimeSettings] = {count: {setting: int(count)} for count in fewer}
     choices = (str(threads), *fewer[::-1])
-    return (EngineOption(name="threads", choices=choices, default=choices[0], does=does, sets=sets),)
+    return (messages.EngineOption(name="threads", choices=choices, default=choices[0], does=does, sets=sets),)
 
 
 def require_cpu(options: RuntimeOptions) -> None:
     """AgentError for a provider that is not the CPU."""
     if options.provider not in (None, "cpu"):
-        raise AgentError(f"--provider: got {options.provider}; backend '{options.backend}' runs on: cpu")
+        raise messages.AgentError(f"--provider: got {options.provider}; backend '{options.backend}' runs on: cpu")
 
 
 def require_fp32(options: RuntimeOptions) -> None:
     """AgentError for a precision other than fp32, in a backend that cannot set the precision."""
     if options.precision != "fp32":
-        raise AgentError(
+        raise messages.AgentError(
             f"--precision: got {options.precision}; backend '{options.backend}' runs models as they are: fp32"
         )
 
 
-class Model(Protocol):
-    """One loaded model. `on_cpu`: the threads of this process alone compute the model.
+class Model(ABC):
+    """One loaded model, which its runtime knows under our names; its layers and errors carry the names of the file.
 
-    `elsewhere`: another machine computes the model. The caches and the energy of that machine cannot be reached from here.
+    on_cpu: the threads of this process alone compute the model. elsewhere: another machine computes it, whose caches and energy
+    cannot be reached from here. runtime: its name in errors.
     """
 
-    on_cpu: bool
-    elsewhere: bool
+    on_cpu = True
+    elsewhere = False
+    runtime: str
+
+    def __init__(self, job: messages.JobMessage, types: Mapping[str, np.dtype], names: OwnNames) -> None:
+        """job: with our names. types: of the inputs by their names in the job."""
+        self._job, self._types, self._names = job, types, names
 
     def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """Inputs of the job's shapes: standard normal, zeros for integers (always valid indices)."""
-        ...
+        """Inputs of the job's shapes: standard normal floats; zeros for all other types, since zero is always a valid index."""
+        types = [self._types[name] for name in self._job.input_names]
+        return [
+            rng.standard_normal(shape).astype(dtype) if np.issubdtype(dtype, np.floating) else np.zeros(shape, dtype)
+            for shape, dtype in zip(self._job.input_shapes, types, strict=True)
+        ]
 
     def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
         """A function that runs the model n times on these inputs with as little overhead as possible.
 
         It returns the duration [s] by the device's own clock, or None if the host's clock suffices.
         """
-        ...
+        with self._names.restored_errors(), translated(self.runtime, "run"):
+            self._check(inputs)
+            return self._repeater(inputs)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs in the order of the job's names."""
-        ...
+        """Outputs in the order of the job's names: as the runtime gives them, or in the job's output shapes."""
+        with self._names.restored_errors(), translated(self.runtime, "run"):
+            self._check(inputs)
+            outputs = self._outputs(inputs)
+            if self._job.output_shapes is None:
+                return outputs
+            named = zip(self._job.output_names, outputs, self._job.output_shapes, strict=True)
+            return [_in_shape(name, array, shape) for name, array, shape in named]
 
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[messages.LayerTiming]:
         """Each layer timed inside the model, in the order of execution, over these runs.
 
         ModelError when the runtime cannot time layers.
         """
-        ...
+        with self._names.restored_errors(), translated(self.runtime, "profile"):
+            layers = self._layers(inputs, runs)
+        return [layer.model_copy(update=self._restored(layer)) for layer in layers]
 
+    @abstractmethod
     def close(self) -> None:
         """Free the model."""
-        ...
+
+    @abstractmethod
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]: ...
+
+    @abstractmethod
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]: ...
+
+    @abstractmethod
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[messages.LayerTiming]: ...
+
+    def _check(self, inputs: Sequence[np.ndarray]) -> None:
+        """ModelError unless the inputs have the shapes that the job states, and the model's types."""
+        names, shapes = self._job.input_names, self._job.input_shapes
+        if (got := tuple(array.shape for array in inputs)) != shapes:
+            raise ModelError(f"inputs {', '.join(names)}: got shapes {got}; the job states {shapes}")
+        for name, array in zip(names, inputs, strict=True):
+            if array.dtype != self._types[name]:
+                raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
+
+    def _restored(self, layer: messages.LayerTiming) -> Mapping[str, object]:
+        outputs = tuple(self._names.restored(blob)[:MAX_LAYER_NAME] for blob in layer.outputs)
+        return {"name": self._names.restored(layer.name)[:MAX_LAYER_NAME], "outputs": outputs}
 
 
-class Backend(Protocol):
-    """One inference runtime. `engine_options`: how it may run whole networks, with the threads that it has.
+def _in_shape(name: str, array: np.ndarray, shape: messages.Shape) -> np.ndarray:
+    if array.size != int(np.prod(shape)):
+        raise ModelError(f"output '{name}': the runtime gives shape {array.shape}; the job states {shape}")
+    return array.reshape(shape)
 
-    `settings`: runtime settings of the default engine, applied before it runs a model.
+
+class Backend(ABC):
+    """One inference runtime. engine_options: how it may run whole networks, with the threads that it has.
+
+    settings: runtime settings of the default engine, applied before it runs a model. precisions: in which it computes here.
     """
 
-    formats: tuple[Format, ...]
-    settings: RuntimeSettings
-    engine_options: tuple[EngineOption, ...]
+    name: str
+    formats: tuple[messages.Format, ...]
+    settings: messages.RuntimeSettings
+    engine_options: tuple[messages.EngineOption, ...] = ()
+    precision: messages.Precision = "fp32"
+    precisions: tuple[messages.Precision, ...] = ("fp32",)
+    arithmetic: messages.Precision | None = None
+    provider: str = "cpu"
+    accelerator: str | None = None
 
-    def describe(self) -> RuntimeInfo:
-        """Version and build of the runtime in use."""
-        ...
+    def describe(self) -> messages.RuntimeInfo:
+        """Version and build of the runtime in use, and how it computes."""
+        version, build = self.version_and_build()
+        own = {
+            name: getattr(self, name)
+            for name in messages.RuntimeInfo.model_fields
+            if name not in ("backend", "version", "build")
+        }
+        return messages.RuntimeInfo(backend=self.name, version=version, build=build, **own)
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> Model:
+    @abstractmethod
+    def version_and_build(self) -> tuple[str, str]:
+        """The runtime's version, and what identifies the build that computes, such as the hash of its library."""
+
+    @abstractmethod
+    def load(self, files: Sequence[Path], job: messages.JobMessage) -> Model:
         """Load a model from its stored files, to run with the job's engine; ModelError when the runtime refuses it."""
-        ...
 
 
 @contextmanager
@@ -147,7 +199,7 @@ def translated(runtime: str, step: str) -> Iterator[None]:
     """Turns every exception of a runtime into ModelError: runtimes raise exceptions without a common class."""
     try:
         yield
-    except ModelError:
+    except (ModelError, messages.AgentError):
         raise
     except Exception as error:
         text = str(error)
@@ -166,14 +218,6 @@ def repeater_of(run: Callable[[], object]) -> Callable[[int], None]:
     return repeat
 
 
-def random_arrays(shapes: Sequence[Shape], types: Sequence[np.dtype], rng: np.random.Generator) -> list[np.ndarray]:
-    """Standard normal floats; zeros for all other types, since zero is always a valid index."""
-    return [
-        rng.standard_normal(shape).astype(dtype) if np.issubdtype(dtype, np.floating) else np.zeros(shape, dtype)
-        for shape, dtype in zip(shapes, types, strict=True)
-    ]
-
-
 def interquartile_mean(samples: np.ndarray) -> np.ndarray:
     """Means over the middle half of the runs (runs, layers): as robust as the median, finer than a coarse clock."""
     ordered = np.sort(samples, axis=0)
@@ -182,21 +226,25 @@ def interquartile_mean(samples: np.ndarray) -> np.ndarray:
     return middle
 
 
+def uninterrupted_mean(rows: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
+    """Mean times (layers,) over the runs in which the layer was not interrupted. rows (runs, layers); errors: of the clock."""
+    counted = rows <= UNINTERRUPTED * np.median(rows, axis=0).clip(min=0.0) + errors
+    means: np.ndarray = np.sum(rows, axis=0, where=counted) / counted.sum(axis=0).clip(min=1)
+    return means
+
+
+def rounded_precisions(outputs: Mapping[messages.Precision, Sequence[np.ndarray]]) -> tuple[messages.Precision, ...]:
+    """fp32, and the precisions whose outputs all differ from fp32 by rounding alone. outputs: of a model by precision."""
+
+    def is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:
+        difference = float(np.abs(output - reference).max() / np.abs(reference).max())
+        return 0.0 < difference <= LARGEST_ROUNDING
+
+    exact = outputs["fp32"]
+    return ("fp32", *(precision for precision, found in outputs.items() if all(map(is_rounded, found, exact))))
+
+
 def library_hash(path: Path) -> str:
     """First 16 hex characters of the sha256 of a shared library; they identify the build."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-
-
-def check_inputs(job: JobMessage, inputs: Sequence[np.ndarray]) -> None:
-    """ModelError unless the inputs have the shapes that the job states."""
-    got = tuple(array.shape for array in inputs)
-    if got != job.input_shapes:
-        raise ModelError(f"inputs {', '.join(job.input_names)}: got shapes {got}; the job states {job.input_shapes}")
-
-
-def restore_shape(name: str, array: np.ndarray, shape: Shape) -> np.ndarray:
-    """The output in the shape that the job states; ModelError when the sizes differ."""
-    if array.size != int(np.prod(shape)):
-        raise ModelError(f"output '{name}': the runtime gives shape {array.shape}; the job states {shape}")
-    return array.reshape(shape)

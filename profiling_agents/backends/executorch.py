@@ -1,13 +1,10 @@
-"""ExecuTorch with the kernels of XNNPACK, and the times of its layers.
-
-The times of ExecuTorch's layers, from the events of a traced program (ETDump, a flatbuffer; schema "ED00").
-
-XNNPACK rounds a layer's time down to whole µs. The time of the call that ran the layers is exact: the time that the layers
-lack is divided among them, up to 1 µs each.
-
-ExecuTorch with the kernels of XNNPACK, from programs (.pte), on the CPU.
+"""ExecuTorch with the kernels of XNNPACK, from programs (.pte), on the CPU, and the times of its layers.
 
 A program has no names: its inputs and outputs follow the order of the job. Inputs are set once and not copied in a run.
+
+The times come from the events of a traced program (ETDump, a flatbuffer; schema "ED00"). XNNPACK rounds a layer's time
+down to whole µs. The time of the call that ran the layers is exact: the time that the layers lack is divided among them,
+up to 1 µs each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,29 +19,9 @@ import torch
 from flatbuffers import number_types
 from flatbuffers.table import Table
 
-from profiling_agents.backends.base import (
-    LEAST_RUNS,
-    ModelError,
-    RuntimeOptions,
-    check_inputs,
-    library_hash,
-    random_arrays,
-    repeater_of,
-    require_cpu,
-    require_fp32,
-    restore_shape,
-    thread_option,
-    translated,
-)
-from profiling_agents.messages import (
-    AgentError,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    RuntimeInfo,
-    RuntimeSettings,
-)
+from profiling_agents.backends import base
+from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.messages import AgentError, JobMessage, LayerTiming
 from profiling_agents.sensing.machine import Runs
 
 SIZE_PREFIX = 4
@@ -55,7 +32,6 @@ EXECUTION = "Execute"
 CALL, AROUND_LAYERS = "DELEGATE_CALL", frozenset({"OPERATOR_CALL", "Method::execute"})
 OWN_OPERATOR = "native_call_"
 """Prefix of the name of an operator that XNNPACK lacks and ExecuTorch runs itself."""
-UNINTERRUPTED = 1.25  # times the layer's median
 ROUNDED_NS = 1000.0
 
 
@@ -71,10 +47,9 @@ def time_layers(dumps: Sequence[bytes]) -> list[LayerTiming]:
     """Mean times of the layers in order, each over the runs in which it was not interrupted. dumps: one per run."""
     runs = [_layers(_events(dump)) for dump in dumps]
     if len({tuple(event.name for event in run) for run in runs}) != 1:
-        raise ModelError("ExecuTorch's runs differ in their layers")
+        raise base.ModelError("ExecuTorch's runs differ in their layers")
     rows_ns = np.array([[event.time_ns for event in run] for run in runs], np.float64)
-    counted = rows_ns <= UNINTERRUPTED * np.median(rows_ns, axis=0) + ROUNDED_NS
-    times_ns = np.sum(rows_ns, axis=0, where=counted) / counted.sum(axis=0)
+    times_ns = base.uninterrupted_mean(rows_ns, ROUNDED_NS)
     return [
         LayerTiming(name=event.name, kind=event.name.partition(" (")[0], time_ms=float(time_ns) * 1e-6)
         for event, time_ns in zip(runs[0], times_ns, strict=True)
@@ -103,7 +78,7 @@ def _events(dump: bytes) -> list[TracedEvent]:
     try:
         return list(_executed(dump))
     except Exception as error:  # the model is foreign: any number in its trace may be wrong
-        raise ModelError(f"ExecuTorch's trace cannot be read: {error}") from error
+        raise base.ModelError(f"ExecuTorch's trace cannot be read: {error}") from error
 
 
 def _executed(dump: bytes) -> Iterator[TracedEvent]:
@@ -163,37 +138,31 @@ TYPES: dict[int, np.dtype] = {
 """Element types by ExecuTorch's numbers (`ScalarType`)."""
 
 
-class ExecuTorchBackend:
+class ExecuTorchBackend(base.Backend):
     """XNNPACK's thread pool with a fixed number of threads."""
 
-    formats: tuple[Format, ...] = ("executorch",)
+    name = "executorch"
+    formats = ("executorch",)
 
-    def __init__(self, options: RuntimeOptions) -> None:
-        require_cpu(options)
-        require_fp32(options)
+    def __init__(self, options: base.RuntimeOptions) -> None:
+        base.require_cpu(options)
+        base.require_fp32(options)
         if KERNELS not in runtime._get_registered_backend_names():
             raise AgentError(f"backend 'executorch': this build of ExecuTorch {version('executorch')} has no XNNPACK")
         self._threads = options.threads
-        self.settings: RuntimeSettings = {THREADS: options.threads}
-        self.engine_options: tuple[EngineOption, ...] = thread_option(options.threads, THREADS)
+        self.settings = {THREADS: options.threads}
+        self.engine_options = base.thread_option(options.threads, THREADS)
         _take_threads(options.threads)
 
-    def describe(self) -> RuntimeInfo:
+    def version_and_build(self) -> tuple[str, str]:
         """Version, and the hash of the library with XNNPACK's kernels."""
         library = Path(runtime.__file__).parents[2] / "lib" / "libexecutorch_backend_xnnpack.so"
-        return RuntimeInfo(
-            backend="executorch",
-            version=version("executorch"),
-            build=library_hash(library),
-            formats=self.formats,
-            settings=self.settings,
-            engine_options=self.engine_options,
-        )
+        return version("executorch"), base.library_hash(library)
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> "ExecuTorchModel":
+    def load(self, files: Sequence[Path], job: JobMessage) -> base.Model:
         """Load a program; ModelError when ExecuTorch refuses it, or when its inputs differ from those that the job states."""
         _take_threads(int(job.engine.settled(self.engine_options).get("threads", self._threads)))
-        with translated("ExecuTorch", "load"):
+        with base.translated("ExecuTorch", "load"):
             return ExecuTorchModel(job, files[0].read_bytes())
 
 
@@ -205,53 +174,48 @@ def _take_threads(threads: int) -> None:
         raise AgentError(f"--threads: got {threads}; ExecuTorch takes {got} here")
 
 
-class ExecuTorchModel:
+class ExecuTorchModel(base.Model):
     """One loaded program and its method."""
 
-    on_cpu = True
-    elsewhere = False
+    runtime = "ExecuTorch"
 
     def __init__(self, job: JobMessage, content: bytes) -> None:
-        self._job, self._content = job, content
+        self._content = content
         self._program = runtime._load_program_from_buffer(content)
         self._method = self._program.load_method(METHOD)
         meta = self._method.method_meta()
         counts = meta.num_inputs(), meta.num_outputs()
         if counts != (len(job.input_names), len(job.output_names)):
-            raise ModelError(
+            raise base.ModelError(
                 f"the program has {counts[0]} inputs and {counts[1]} outputs; the job states "
                 f"{len(job.input_names)} and {len(job.output_names)}"
             )
         found = [meta.input_tensor_meta(number) for number in range(counts[0])]
         if foreign := [one.dtype() for one in found if one.dtype() not in TYPES]:
-            raise ModelError(f"inputs: ExecuTorch's type {foreign[0]}; allowed: {', '.join(map(str, TYPES.values()))}")
-        self._types = [TYPES[one.dtype()] for one in found]
+            raise base.ModelError(
+                f"inputs: ExecuTorch's type {foreign[0]}; allowed: {', '.join(map(str, TYPES.values()))}"
+            )
+        types = [TYPES[one.dtype()] for one in found]
+        super().__init__(job, dict(zip(job.input_names, types, strict=True)), OwnNames())
         self._feeds: tuple[torch.Tensor, ...] = ()
 
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """Standard normal floats, zeros for all other types."""
-        return random_arrays(self._job.input_shapes, self._types, rng)
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
         """Runs n times on inputs that are set once."""
         self._set(inputs)
-        execute = self._method.execute
-        with translated("ExecuTorch", "run"):
-            execute()
-        return repeater_of(execute)
+        self._method.execute()
+        return base.repeater_of(self._method.execute)
 
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """XNNPACK's layers, and operators that ExecuTorch runs itself, in order, by their own names."""
-        with translated("ExecuTorch", "profile"):
-            method, dump = self._traced()
-            method.set_inputs(self._feeds)
+        method, dump = self._traced()
+        method.set_inputs(self._feeds)
+        method.execute()
+        dump()
+        dumps = []
+        for _ in runs.each(base.LEAST_RUNS):
             method.execute()
-            dump()
-            dumps = []
-            for _ in runs.each(LEAST_RUNS):
-                method.execute()
-                dumps.append(dump())
-            return time_layers(runs.kept(dumps))
+            dumps.append(dump())
+        return time_layers(runs.kept(dumps))
 
     def _traced(self) -> tuple[Any, Callable[[], bytes]]:
         """The method with its events recorded, and a function that takes the events since its last call."""
@@ -267,18 +231,10 @@ class ExecuTorchModel:
 
         return program.load_method(METHOD), dump
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs as the runtime gives them, or in the job's output shapes."""
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._set(inputs)
-        with translated("ExecuTorch", "run"):
-            self._method.execute()
-            outputs = [output.numpy() for output in self._method.get_outputs()]
-        if self._job.output_shapes is None:
-            return outputs
-        return [
-            restore_shape(name, array, shape)
-            for name, array, shape in zip(self._job.output_names, outputs, self._job.output_shapes, strict=True)
-        ]
+        self._method.execute()
+        return [output.numpy() for output in self._method.get_outputs()]
 
     def close(self) -> None:
         """Free the method, then its program."""
@@ -287,10 +243,6 @@ class ExecuTorchModel:
 
     def _set(self, inputs: Sequence[np.ndarray]) -> None:
         """Set the inputs; they must live as long as they are used."""
-        check_inputs(self._job, inputs)
-        for name, array, dtype in zip(self._job.input_names, inputs, self._types, strict=True):
-            if array.dtype != dtype:
-                raise ModelError(f"input '{name}': got {array.dtype}; the model takes {dtype}")
         self._feeds = tuple(torch.tensor(array) for array in inputs)
-        with translated("ExecuTorch", "take the inputs of"):
+        with base.translated("ExecuTorch", "take the inputs of"):
             self._method.set_inputs(self._feeds)

@@ -10,41 +10,18 @@ by rounding.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import ncnn
 import numpy as np
 
-from profiling_agents.backends.base import (
-    LEAST_RUNS,
-    ModelError,
-    ModelMemoryError,
-    RuntimeOptions,
-    check_inputs,
-    interquartile_mean,
-    library_hash,
-    require_cpu,
-    restore_shape,
-    switch,
-    thread_option,
-)
-from profiling_agents.backends.own_names import NamedModel, OwnNames, renamed_file
-from profiling_agents.messages import (
-    AgentError,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    Precision,
-    RuntimeInfo,
-    RuntimeSettings,
-    Shape,
-)
+from profiling_agents import messages
+from profiling_agents.backends import base
+from profiling_agents.backends.own_names import OwnNames, renamed_file, without_batch
 from profiling_agents.sensing.machine import Runs
 
-OPTIONS: Mapping[Precision, tuple[str, ...]] = {
+OPTIONS: Mapping[messages.Precision, tuple[str, ...]] = {
     "fp32": (),
     "bf16": ("use_bf16_packed", "use_bf16_storage"),
     "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
@@ -53,45 +30,26 @@ OPTIONS: Mapping[Precision, tuple[str, ...]] = {
 """ncnn's options for each precision that is set by options; all other options are off."""
 
 CHANNELS, SIZE = 16, 8
-LARGEST_ROUNDING = 0.05
-"""Relative to the largest output; a larger difference is another computation, not rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class SupportedPrecisions:
-    """`precisions`: fp32 first. `arithmetic`: the precision in which products of fp16 are added up; None without fp16."""
-
-    precisions: tuple[Precision, ...]
-    arithmetic: Precision | None
-
-    def arithmetic_of(self, precision: Precision) -> Precision | None:
-        """The precision in which products of fp16 are added up; None if `precision` has no products of fp16."""
-        if precision == "fp16":
-            return self.arithmetic
-        return "fp32" if precision == "fp16_storage" else None
-
-
-def precision_options(precision: Precision) -> dict[str, bool]:
+def precision_options(precision: messages.Precision) -> dict[str, bool]:
     """The fields of ncnn's `Option` for one precision: its own are on, those of the other precisions are off."""
     names = dict.fromkeys(name for names in OPTIONS.values() for name in names)
     return {name: name in OPTIONS[precision] for name in names}
 
 
 @cache
-def probe() -> SupportedPrecisions:
-    """Run one convolution in every precision and compare the outputs with fp32; takes milliseconds."""
-    outputs = {precision: _convolution(precision_options(precision)) for precision in OPTIONS}
-    reference = outputs["fp32"]
-    rounded = tuple(precision for precision, output in outputs.items() if _is_rounded(output, reference))
-    arithmetic: Precision | None = None
-    if "fp16" in rounded:
+def probe() -> tuple[tuple[messages.Precision, ...], messages.Precision | None]:
+    """The precisions in which ncnn computes here, fp32 first, and that in which products of fp16 are added up (None: no fp16).
+
+    One convolution in every precision is compared with fp32; it takes milliseconds.
+    """
+    outputs = {precision: [_convolution(precision_options(precision))] for precision in OPTIONS}
+    found = base.rounded_precisions(outputs)
+    arithmetic: messages.Precision | None = None
+    if "fp16" in found:
         arithmetic = "fp32" if np.array_equal(outputs["fp16_storage"], outputs["fp16"]) else "fp16"
-    return SupportedPrecisions(("fp32", *rounded), arithmetic)
-
-
-def _is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:
-    difference = float(np.abs(output - reference).max() / np.abs(reference).max())
-    return 0.0 < difference <= LARGEST_ROUNDING
+    return found, arithmetic
 
 
 def _convolution(options: Mapping[str, bool]) -> np.ndarray:
@@ -125,12 +83,12 @@ TILES = ("23", "43", "63")
 ALLOCATORS = {"blob_allocator": "UnlockedPoolAllocator", "workspace_allocator": "PoolAllocator"}
 NO_ALLOCATOR = "none"
 ENGINE_OPTIONS = (
-    switch(
+    base.switch(
         "packing",
         "Channels lie in blocks of 4, 8 or 16, as wide as the vector registers.",
         {"use_packing_layout": False},
     ),
-    EngineOption(
+    messages.EngineOption(
         name="winograd",
         choices=("on", "23", "43", "63", "off"),
         default="on",
@@ -141,14 +99,14 @@ ENGINE_OPTIONS = (
             **{tile: {f"use_winograd{other}_convolution": False for other in TILES if other != tile} for tile in TILES},
         },
     ),
-    switch(
+    base.switch(
         "sgemm",
         "Convolutions as a product of matrices, where no other method is picked.",
         {"use_sgemm_convolution": False},
         by_operator=True,
     ),
-    switch("lightmode", "A blob is freed when its last reader has run.", {"lightmode": False}),
-    EngineOption(
+    base.switch("lightmode", "A blob is freed when its last reader has run.", {"lightmode": False}),
+    messages.EngineOption(
         name="allocator",
         choices=("pool", "system"),
         default="pool",
@@ -159,67 +117,64 @@ ENGINE_OPTIONS = (
 """The wheel's OpenMP (libgomp) has no setting for how long idle threads spin, so there is no such option."""
 
 
-class NcnnBackend:
+class NcnnBackend(base.Backend):
     """ncnn in one precision with a fixed number of threads."""
 
-    formats: tuple[Format, ...] = ("ncnn",)
+    name = "ncnn"
+    formats = ("ncnn",)
 
-    def __init__(self, options: RuntimeOptions) -> None:
-        require_cpu(options)
-        self._precision = options.precision
-        self.engine_options = (*ENGINE_OPTIONS, *thread_option(options.threads, "num_threads"))
-        self._found = probe()
-        if self._precision not in self._found.precisions:
+    def __init__(self, options: base.RuntimeOptions) -> None:
+        base.require_cpu(options)
+        self.precision = options.precision
+        self.engine_options = (*ENGINE_OPTIONS, *base.thread_option(options.threads, "num_threads"))
+        self.precisions, added_up = probe()
+        if self.precision not in self.precisions:
             why = (
                 "a convolution gives the very outputs of fp32"
-                if self._precision in OPTIONS
+                if self.precision in OPTIONS
                 else "no file is made for it"
             )
-            raise AgentError(
-                f"--precision: got {self._precision}, which ncnn {ncnn.__version__} does not compute in on this "
-                f"processor ({why}); allowed: {', '.join(self._found.precisions)}"
+            raise messages.AgentError(
+                f"--precision: got {self.precision}, which ncnn {ncnn.__version__} does not compute in on this "
+                f"processor ({why}); allowed: {', '.join(self.precisions)}"
             )
-        self.settings: RuntimeSettings = {
+        arithmetics: dict[messages.Precision, messages.Precision | None] = {"fp16": added_up, "fp16_storage": "fp32"}
+        self.arithmetic = arithmetics.get(self.precision)
+        self.settings = {
             "num_threads": options.threads,
             "use_vulkan_compute": False,
             **precision_options(options.precision),
             **ALLOCATORS,
         }
 
-    def describe(self) -> RuntimeInfo:
-        """Version, precision, and the hash of the extension module that holds the runtime."""
-        return RuntimeInfo(
-            backend="ncnn",
-            version=ncnn.__version__,
-            build=library_hash(Path(ncnn.ncnn.__file__)),
-            formats=self.formats,
-            precision=self._precision,
-            precisions=self._found.precisions,
-            arithmetic=self._found.arithmetic_of(self._precision),
-            settings=self.settings,
-            engine_options=self.engine_options,
-        )
+    def version_and_build(self) -> tuple[str, str]:
+        """Version, and the hash of the extension module that holds the runtime."""
+        return ncnn.__version__, base.library_hash(Path(ncnn.ncnn.__file__))
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
+    def load(self, files: Sequence[Path], job: messages.JobMessage) -> base.Model:
         """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
-        inputs = zip(job.input_names, job.input_shapes, strict=True)
-        without_batch = [_without_batch(name, shape) for name, shape in inputs]
-        names = OwnNames()
+        shapes, names = without_batch(job, "ncnn", MAX_AXES), OwnNames()
         with names.restored_errors(), renamed_file(files[0], names) as param:
             own_job = names.job(job, "blob", None, names.known("blob"))
-            model = NcnnModel(own_job, without_batch, job.engine.applied(self.settings, self.engine_options))
+            model = NcnnModel(own_job, shapes, names, job.engine.applied(self.settings, self.engine_options))
             model.load(param, *files[1:])
-            return NamedModel(model, names)
+            return model
 
 
-class NcnnModel:
+class NcnnModel(base.Model):
     """One ncnn.Net and its allocators, which must outlive it."""
 
-    on_cpu = True
-    elsewhere = False
+    runtime = "ncnn"
 
-    def __init__(self, job: JobMessage, shapes: Sequence[Shape], settings: RuntimeSettings) -> None:
-        self._job = job
+    def __init__(
+        self,
+        job: messages.JobMessage,
+        shapes: Sequence[messages.Shape],
+        names: OwnNames,
+        settings: messages.RuntimeSettings,
+    ) -> None:
+        """shapes: of the inputs, without the batch."""
+        super().__init__(job, dict.fromkeys(job.input_names, np.dtype(np.float32)), names)
         self._shapes = shapes
         # one thread: its clock stands still while other processes have the core
         self._clock_ns = time.thread_time_ns if settings["num_threads"] == 1 else time.perf_counter_ns
@@ -235,16 +190,12 @@ class NcnnModel:
     def load(self, param: Path, weights: Path | None = None) -> None:
         """Read the files; without a weights file, all weights are zeros."""
         if self._net.load_param(str(param)) != 0:
-            raise ModelError("ncnn cannot read the param file")
+            raise base.ModelError("ncnn cannot read the param file")
         self._has_weights = weights is not None
         if self._net.load_model(ncnn.DataReaderFromEmpty() if weights is None else str(weights)) != 0:
-            raise ModelError("ncnn cannot load the weights")
+            raise base.ModelError("ncnn cannot load the weights")
 
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """fp32, standard normal."""
-        return [rng.standard_normal(shape, dtype=np.float32) for shape in self._job.input_shapes]
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
         """Runs all outputs n times from fresh extractors."""
         feeds = self._feeds(inputs)
         outputs = self._job.output_names
@@ -261,7 +212,7 @@ class NcnnModel:
 
         return repeat
 
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[messages.LayerTiming]:
         """Time blob after blob from one extractor: each call runs only the layer that is missing.
 
         The cost of a call whose blob is ready is subtracted. Blobs stay as they are (packed, 16 bits). The extractor keeps all
@@ -273,16 +224,16 @@ class NcnnModel:
         tops = [blobs[layer.tops[0]] for layer in layers]
         rows: list[list[int]] = []
         empty: list[int] = []
-        for _ in runs.each(LEAST_RUNS):
+        for _ in runs.each(base.LEAST_RUNS):
             extractor = self._net.create_extractor()
             extractor.set_light_mode(False)
             for name, mat in feeds:
                 _check(extractor.input(name, mat), f"input '{name}'")
             rows.append([self._extraction_ns(extractor, top) for top in tops])
             empty += [self._extraction_ns(extractor, top) for top in tops]
-        times_ms = interquartile_mean((np.array(runs.kept(rows)) - float(np.median(empty))) * 1e-6).clip(min=0.0)
+        times_ms = base.interquartile_mean((np.array(runs.kept(rows)) - float(np.median(empty))) * 1e-6).clip(min=0.0)
         return [
-            LayerTiming(
+            messages.LayerTiming(
                 name=layer.name,
                 kind=layer.type,
                 outputs=tuple(blobs[top] for top in layer.tops),
@@ -298,17 +249,24 @@ class NcnnModel:
         _check(status, f"blob '{blob}'")
         return duration_ns
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """fp32 outputs with the batch axis put back, or in the job's output shapes."""
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         if not self._has_weights:
-            raise ModelError("the job has no weights, so that it can be timed, but not run for its outputs")
+            raise base.ModelError("the job has no weights, so that it can be timed, but not run for its outputs")
         return self._extract_all(self._feeds(inputs))
 
     def _extract_all(self, feeds: Sequence[tuple[str, ncnn.Mat]]) -> list[np.ndarray]:
+        """fp32 outputs with the batch axis put back."""
         extractor = self._net.create_extractor()
         for name, mat in feeds:
             _check(extractor.input(name, mat), f"input '{name}'")
-        return [self._extract(extractor, index) for index in range(len(self._job.output_names))]
+        found = []
+        for name in self._job.output_names:
+            status, mat = extractor.extract(name)
+            _check(status, f"output '{name}'")
+            if mat.empty():
+                raise base.ModelError(f"output '{name}': ncnn gave an empty tensor")
+            found.append(np.array(mat)[np.newaxis])
+        return found
 
     def close(self) -> None:
         """Free the net, then its memory pools: the other order crashes."""
@@ -317,38 +275,15 @@ class NcnnModel:
             pool.clear()
 
     def _feeds(self, inputs: Sequence[np.ndarray]) -> list[tuple[str, ncnn.Mat]]:
-        check_inputs(self._job, inputs)
-        feeds = []
-        for name, array, shape in zip(self._job.input_names, inputs, self._shapes, strict=True):
-            if array.dtype != np.float32:
-                raise ModelError(f"input '{name}': got {array.dtype}; ncnn takes float32")
-            contiguous = np.ascontiguousarray(array.reshape(shape))
-            # A Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it.
-            feeds.append((name, ncnn.Mat(contiguous).clone()))
-        return feeds
-
-    def _extract(self, extractor: "ncnn.Extractor", index: int) -> np.ndarray:
-        name = self._job.output_names[index]
-        status, mat = extractor.extract(name)
-        _check(status, f"output '{name}'")
-        if mat.empty():
-            raise ModelError(f"output '{name}': ncnn gave an empty tensor")
-        array = np.array(mat)
-        if self._job.output_shapes is None:
-            return array[np.newaxis]
-        return restore_shape(name, array, self._job.output_shapes[index])
-
-
-def _without_batch(name: str, shape: Shape) -> Shape:
-    if len(shape) < 2:
-        return shape
-    if shape[0] != 1 or len(shape) - 1 > MAX_AXES:
-        raise ModelError(f"input '{name}': got shape {shape}; ncnn takes batch 1 and at most {MAX_AXES} more axes")
-    return shape[1:]
+        # A Mat over numpy's memory lacks ncnn's alignment and crashes vector code; the clone has it.
+        return [
+            (name, ncnn.Mat(np.ascontiguousarray(array.reshape(shape))).clone())
+            for name, array, shape in zip(self._job.input_names, inputs, self._shapes, strict=True)
+        ]
 
 
 def _check(status: int, where: str) -> None:
     if status == OUT_OF_MEMORY:
-        raise ModelMemoryError(where)
+        raise base.ModelMemoryError(where)
     if status != 0:
-        raise ModelError(f"{where}: ncnn failed with code {status}")
+        raise base.ModelError(f"{where}: ncnn failed with code {status}")

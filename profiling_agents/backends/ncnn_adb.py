@@ -16,18 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from profiling_agents.backends.base import ModelError, RuntimeOptions
-from profiling_agents.backends.own_names import OwnNames, renamed_file
-from profiling_agents.messages import (
-    AgentError,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    RuntimeInfo,
-    RuntimeSettings,
-    Shape,
-)
+from profiling_agents.backends.base import Backend, Model, ModelError, RuntimeOptions
+from profiling_agents.backends.own_names import OwnNames, renamed_file, without_batch
+from profiling_agents.messages import AgentError, JobMessage, LayerTiming, Shape
 from profiling_agents.sensing.machine import Runs
 
 FOLDER = "/data/local/tmp"
@@ -146,50 +137,42 @@ LEAST_MS = 0.1
 MAX_AXES = 3
 
 
-class NcnnAdbBackend:
+class NcnnAdbBackend(Backend):
     """benchncnn on one device, as the tool is built: it computes in fp16 if the processor can."""
 
-    formats: tuple[Format, ...] = ("ncnn",)
-    engine_options: tuple[EngineOption, ...] = ()
+    name = "ncnn-adb"
+    formats = ("ncnn",)
+    precision = "fp16"
+    precisions = ("fp16",)
 
     def __init__(self, options: RuntimeOptions) -> None:
         if options.precision != "fp16":
             raise AgentError(f"--precision: got {options.precision}; benchncnn runs models in: fp16")
         self._threads = options.threads
-        self.settings: RuntimeSettings = {"num_threads": options.threads}
+        self.settings = {"num_threads": options.threads}
         self._phone = Phone.parse(options.provider)
+        self.provider = f"{self._phone.serial}/{self._phone.cores}"
         state = parse_devices(run(["adb", "devices"])).get(self._phone.serial)
         if state != "device":
             raise AgentError(f"adb: {self._phone.serial} is {state or 'not connected'}; allow debugging on its screen")
-        self._properties = parse_properties(run(self._phone.shell("getprop")))
-        self._digest = self._benchmark_digest()
-        run(self._phone.shell(f"mkdir -p {MODELS}"))
-
-    def describe(self) -> RuntimeInfo:
-        """The tool's build, and the device as its properties name it."""
-        known = self._properties.get
+        known = parse_properties(run(self._phone.shell("getprop"))).get
         name = f"{known('ro.product.manufacturer', '')} {known('ro.product.model', '')}".strip() or "unknown device"
         system = f"Android {known('ro.build.version.release', '?')}, {known('ro.product.cpu.abi', '?')}"
-        return RuntimeInfo(
-            backend="ncnn-adb",
-            version="benchncnn",
-            build=f"{self._digest} {known('ro.build.fingerprint', '')}".strip(),
-            formats=self.formats,
-            precision="fp16",
-            precisions=("fp16",),
-            settings=self.settings,
-            provider=f"{self._phone.serial}/{self._phone.cores}",
-            accelerator=f"{name} ({known('ro.board.platform', '?')}, {system})",
-        )
+        self.accelerator = f"{name} ({known('ro.board.platform', '?')}, {system})"
+        self._build = f"{self._benchmark_digest()} {known('ro.build.fingerprint', '')}".strip()
+        run(self._phone.shell(f"mkdir -p {MODELS}"))
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> "NcnnAdbModel":
+    def version_and_build(self) -> tuple[str, str]:
+        """The tool's hash, and the device's build."""
+        return "benchncnn", self._build
+
+    def load(self, files: Sequence[Path], job: JobMessage) -> Model:
         """Copy the param file, with our own names in it, to the device; the weights are not needed there."""
-        inputs = zip(job.input_names, job.input_shapes, strict=True)
-        shapes = [_without_batch(name, shape) for name, shape in inputs]
+        shapes, names = without_batch(job, "benchncnn", MAX_AXES), OwnNames()
         remote = f"{files[0].name}.param"
-        with renamed_file(files[0], OwnNames()) as local:
+        with renamed_file(files[0], names) as local:
             run(self._phone.push(local, f"{MODELS}/{remote}"))
-        return NcnnAdbModel(self._phone, remote, shapes, self._threads, job)
+        return NcnnAdbModel(job, names, self._phone, remote, shapes, self._threads)
 
     def _benchmark_digest(self) -> str:
         """First 16 hex characters of the sha256 of the tool on the device."""
@@ -202,24 +185,23 @@ class NcnnAdbBackend:
             ) from error
 
 
-class NcnnAdbModel:
-    """One param file on the device."""
+class NcnnAdbModel(Model):
+    """One param file on the device. benchncnn makes its own inputs."""
 
     on_cpu = False
     elsewhere = True
+    runtime = "benchncnn"
 
-    def __init__(self, phone: Phone, param: str, shapes: list[tuple[int, ...]], threads: int, job: JobMessage) -> None:
+    def __init__(
+        self, job: JobMessage, names: OwnNames, phone: Phone, param: str, shapes: Sequence[Shape], threads: int
+    ) -> None:
+        super().__init__(job, dict.fromkeys(job.input_names, np.dtype(np.float32)), names)
         self._phone = phone
         self._param = param
         self._shapes = shapes
         self._threads = threads
-        self._job = job
 
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """No inputs: benchncnn makes its own."""
-        return []
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
         """A function that calls benchncnn with n loops; the duration is the device's."""
 
         def repeat(runs: int) -> float:
@@ -233,22 +215,12 @@ class NcnnAdbModel:
 
         return repeat
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """ModelError: there are no outputs."""
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         raise ModelError("benchncnn gives no outputs; check them with backend ncnn on another machine")
 
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """ModelError: single layers are not timed."""
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         raise ModelError("benchncnn times no single layers")
 
     def close(self) -> None:
         """Remove the file from the device."""
         run(self._phone.shell(f"rm -f {MODELS}/{self._param}"))
-
-
-def _without_batch(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) < 2:
-        return shape
-    if shape[0] != 1 or len(shape) - 1 > MAX_AXES:
-        raise ModelError(f"input '{name}': got shape {shape}; benchncnn takes batch 1 and at most {MAX_AXES} more axes")
-    return shape[1:]

@@ -5,7 +5,9 @@ onnx reads them: every text field of the format has a rule here, or is cleared.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,8 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from profiling_agents.backends.base import ModelError
-from profiling_agents.backends.own_names import NameKind, OwnNames, word
+from profiling_agents.backends.own_names import ModelError, NameKind, OwnNames, word
 from profiling_agents.messages import TENSOR_TYPES, JobMessage
 
 RENAMED: dict[str, NameKind] = {
@@ -64,10 +65,13 @@ def with_own_names(model: onnx.ModelProto, names: OwnNames) -> onnx.ModelProto:
     Texts without a rule (documentation, producers, fields of later versions of ONNX) are cleared.
     """
     model.DiscardUnknownFields()
-    functions = _Functions(model, names)
+    functions = {(one.domain, one.name, one.overload) for one in model.functions}  # nodes call them by our names
     for message in every_message(model):
         if isinstance(message, onnx.NodeProto | onnx.FunctionProto):
-            functions.rename(message)
+            field = "op_type" if isinstance(message, onnx.NodeProto) else "name"
+            name = getattr(message, field)
+            if (message.domain, name, message.overload) in functions:
+                setattr(message, field, names.own("function", name))
         for field in message.DESCRIPTOR.fields:
             if field.type == FieldDescriptor.TYPE_STRING:
                 _rewrite(message, field, names)
@@ -90,21 +94,6 @@ def every_message(model: onnx.ModelProto) -> Iterator[Message]:
         for field in message.DESCRIPTOR.fields:
             if field.type == FieldDescriptor.TYPE_MESSAGE:
                 pending += _present(message, field)
-
-
-class _Functions:
-    """The model's own functions; nodes call them by our names."""
-
-    def __init__(self, model: onnx.ModelProto, names: OwnNames) -> None:
-        self._names = names
-        self._known = {(one.domain, one.name, one.overload) for one in model.functions}
-
-    def rename(self, message: onnx.NodeProto | onnx.FunctionProto) -> None:
-        """Give our name to a function, or to the operator type of a node that calls it; other nodes stay as they are."""
-        is_node = isinstance(message, onnx.NodeProto)
-        name = message.op_type if is_node else message.name
-        if (message.domain, name, message.overload) in self._known:
-            setattr(message, "op_type" if is_node else "name", self._names.own("function", name))
 
 
 def _present(message: Message, field: FieldDescriptor) -> Iterable[Message]:
@@ -139,13 +128,10 @@ def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:
         model = onnx.load_model_from_string(content)
     except Exception as error:
         raise ModelError(f"not an ONNX model: {error}") from error
-    if any(isinstance(one, onnx.TensorProto) and _is_elsewhere(one) for one in every_message(model)):
+    tensors = (one for one in every_message(model) if isinstance(one, onnx.TensorProto))
+    if any(one.data_location == onnx.TensorProto.EXTERNAL or len(one.external_data) > 0 for one in tensors):
         raise ModelError("the model keeps tensors in external data; save it as one file")
     return with_own_names(model, names)
-
-
-def _is_elsewhere(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data) > 0
 
 
 def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessage:
@@ -154,6 +140,15 @@ def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessa
     weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     inputs = [names.restored(value.name) for value in model.graph.input if value.name not in weights]
     return names.job(job, "value", inputs, [names.restored(value.name) for value in model.graph.output])
+
+
+@contextmanager
+def opened(file: Path, job: JobMessage) -> Iterator[tuple[onnx.ModelProto, JobMessage, OwnNames]]:
+    """The model of a file and its job, both with our names. ModelErrors of the block carry the foreign names."""
+    names = OwnNames()
+    with names.restored_errors():
+        model = read_onnx(file.read_bytes(), names)
+        yield model, job_of(job, model, names), names
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, np.dtype]:

@@ -14,34 +14,10 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
-from profiling_agents.backends.base import (
-    LEAST_RUNS,
-    ModelError,
-    RuntimeOptions,
-    check_inputs,
-    interquartile_mean,
-    library_hash,
-    powers_of_two,
-    random_arrays,
-    restore_shape,
-    switch,
-    thread_option,
-    translated,
-)
-from profiling_agents.backends.onnx_files import job_of, read_onnx
-from profiling_agents.backends.own_names import NamedModel, OwnNames
-from profiling_agents.messages import (
-    DEFAULT_ENGINE,
-    AgentError,
-    Engine,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    Precision,
-    RuntimeInfo,
-    RuntimeSettings,
-)
+from profiling_agents import messages
+from profiling_agents.backends import base
+from profiling_agents.backends.onnx_files import opened
+from profiling_agents.backends.own_names import OwnNames
 from profiling_agents.sensing.machine import Runs
 
 TYPES = {
@@ -69,7 +45,7 @@ ENUMERATIONS = {
 """Fields of `SessionOptions` whose values are names. Settings with a dot are entries of its configuration."""
 SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 EVERYWHERE = (
-    EngineOption(
+    messages.EngineOption(
         name="graph",
         choices=("all", "extended", "basic"),
         default="all",
@@ -79,7 +55,7 @@ EVERYWHERE = (
             "basic": {"graph_optimization_level": "ORT_ENABLE_BASIC"},
         },
     ),
-    EngineOption(
+    messages.EngineOption(
         name="order",
         choices=("default", "priority"),
         default="default",
@@ -88,36 +64,36 @@ EVERYWHERE = (
     ),
 )
 ON_CPU = (
-    switch(
+    base.switch(
         "memory_pattern",
         "Memory of all tensors is planned as one block after the first run.",
         {"enable_mem_pattern": False},
     ),
-    switch(
+    base.switch(
         "arena",
         "Freed memory is kept for the next tensors instead of given back to the system.",
         {"enable_cpu_mem_arena": False},
     ),
 )
-ON_CORES = (switch("spinning", "Idle threads wait in a loop instead of sleeping.", dict.fromkeys(SPINNING, "0")),)
+ON_CORES = (base.switch("spinning", "Idle threads wait in a loop instead of sleeping.", dict.fromkeys(SPINNING, "0")),)
 AT_ONCE = "operators_at_once"
 INSIDE = "intra_op_num_threads"
 
 
-def engine_options(threads: int, provider: str) -> tuple[EngineOption, ...]:
+def engine_options(threads: int, provider: str) -> tuple[messages.EngineOption, ...]:
     """The options that can matter: options of threads if there are several, of memory and threads on the CPU."""
     if provider != CPU:
         return EVERYWHERE
     if threads == 1:
         return (*EVERYWHERE, *ON_CPU)
-    counts = powers_of_two(threads)
+    counts = base.powers_of_two(threads)
     does = "Operators on different branches run side by side, so many at once; the threads are divided among them."
     sets = {count: _side_by_side(threads, int(count)) for count in counts[1:]}
-    at_once = EngineOption(name=AT_ONCE, choices=counts, default="1", does=does, sets=sets)
-    return (*EVERYWHERE, *ON_CPU, *ON_CORES, *thread_option(threads, INSIDE), at_once)
+    at_once = messages.EngineOption(name=AT_ONCE, choices=counts, default="1", does=does, sets=sets)
+    return (*EVERYWHERE, *ON_CPU, *ON_CORES, *base.thread_option(threads, INSIDE), at_once)
 
 
-def _side_by_side(threads: int, operators: int) -> RuntimeSettings:
+def _side_by_side(threads: int, operators: int) -> messages.RuntimeSettings:
     """Settings to run this many operators at once, each with its share of the threads; never more threads than given."""
     return {
         INSIDE: threads // operators,
@@ -126,70 +102,52 @@ def _side_by_side(threads: int, operators: int) -> RuntimeSettings:
     }
 
 
-def session_settings(threads: int, provider: str) -> RuntimeSettings:
+def session_settings(threads: int, provider: str) -> messages.RuntimeSettings:
     """Settings of the default engine. Spinning threads would take time from anything else that is timed on this machine."""
-    spinning: RuntimeSettings = dict.fromkeys(SPINNING, "1" if threads > 1 else "0")
+    spinning: messages.RuntimeSettings = dict.fromkeys(SPINNING, "1" if threads > 1 else "0")
     # operators that a provider does not support would silently run on the CPU
-    alone: RuntimeSettings = {} if provider == CPU else {"session.disable_cpu_ep_fallback": "1"}
+    alone: messages.RuntimeSettings = {} if provider == CPU else {"session.disable_cpu_ep_fallback": "1"}
     return {INSIDE: threads, "inter_op_num_threads": 1, **spinning, **alone}
 
 
-def precisions_on(provider: str) -> tuple[Precision, ...]:
-    """Precisions in which a provider runs models. Except on the CPU, layers in int8 would run in fp32."""
-    return ("fp32", "int8") if provider == CPU else ("fp32",)
-
-
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(base.Backend):
     """One execution provider with a fixed number of threads."""
 
-    formats: tuple[Format, ...] = ("onnx",)
+    name = "onnxruntime"
+    formats = ("onnx",)
 
-    def __init__(self, options: RuntimeOptions) -> None:
-        self._provider = options.provider or CPU
-        self._precision = options.precision
-        self._precisions = precisions_on(self._provider)
-        if self._precision not in self._precisions:
-            raise AgentError(
-                f"--precision: got {self._precision}; backend 'onnxruntime' runs models as they are: "
-                f"{', '.join(self._precisions)} ({self._provider})"
+    def __init__(self, options: base.RuntimeOptions) -> None:
+        self.provider = options.provider or CPU
+        self.precision = options.precision
+        self.precisions = ("fp32", "int8") if self.provider == CPU else ("fp32",)  # elsewhere, int8 layers run in fp32
+        if self.precision not in self.precisions:
+            raise messages.AgentError(
+                f"--precision: got {self.precision}; backend 'onnxruntime' runs models as they are: "
+                f"{', '.join(self.precisions)} ({self.provider})"
             )
-        self.settings = session_settings(options.threads, self._provider)
-        self.engine_options = engine_options(options.threads, self._provider)
+        self.settings = session_settings(options.threads, self.provider)
+        self.engine_options = engine_options(options.threads, self.provider)
         onnxruntime.set_default_logger_severity(3)
         available = onnxruntime.get_available_providers()
-        if self._provider not in available:
-            raise AgentError(f"--provider: got {self._provider}; allowed: {', '.join(available)}")
-        if self._provider != CPU:
+        if self.provider not in available:
+            raise messages.AgentError(f"--provider: got {self.provider}; allowed: {', '.join(available)}")
+        if self.provider != CPU:
             self._check_provider()
 
-    def describe(self) -> RuntimeInfo:
-        """Version, the wheel's build line, and the hash of the library."""
+    def version_and_build(self) -> tuple[str, str]:
+        """Version; the hash of the library, and the wheel's build line."""
         folder = Path(onnxruntime.__file__).parent / "capi"
         libraries = sorted((*folder.glob("libonnxruntime.so*"), *folder.glob("onnxruntime_pybind11_state*")))
-        build = f"{library_hash(libraries[0])} {onnxruntime.get_build_info()}"
-        return RuntimeInfo(
-            backend="onnxruntime",
-            version=onnxruntime.__version__,
-            build=build,
-            formats=self.formats,
-            precision=self._precision,
-            precisions=self._precisions,
-            provider=self._provider,
-            settings=self.settings,
-            engine_options=self.engine_options,
-        )
+        return onnxruntime.__version__, f"{base.library_hash(libraries[0])} {onnxruntime.get_build_info()}"
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
+    def load(self, files: Sequence[Path], job: messages.JobMessage) -> base.Model:
         """Parse, refuse external data, and make a session; ModelError when the runtime refuses the model."""
-        names = OwnNames()
-        with names.restored_errors():
-            model = read_onnx(files[0].read_bytes(), names)
-            own_job = job_of(job, model, names)
+        with opened(files[0], job) as (model, own_job, names):
             session = partial(self._session, model.SerializeToString(), job.engine)
-            return NamedModel(OnnxModel(own_job, session, on_cpu=self._provider == CPU), names)
+            return OnnxModel(own_job, session, names, on_cpu=self.provider == CPU)
 
     def _session(
-        self, content: bytes, engine: Engine = DEFAULT_ENGINE, profile: str | None = None
+        self, content: bytes, engine: messages.Engine = messages.DEFAULT_ENGINE, profile: str | None = None
     ) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -201,8 +159,8 @@ class OnnxRuntimeBackend:
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
-        providers = [(self._provider, PROVIDER_OPTIONS.get(self._provider, {}))]
-        with translated("ONNX Runtime", "load"):
+        providers = [(self.provider, PROVIDER_OPTIONS.get(self.provider, {}))]
+        with base.translated("ONNX Runtime", "load"):
             return onnxruntime.InferenceSession(content, options, providers=providers)
 
     def _check_provider(self) -> None:
@@ -215,36 +173,35 @@ class OnnxRuntimeBackend:
         try:
             (product,) = self._session(model.SerializeToString()).run(None, {"a": ones, "b": ones})
         except Exception as error:
-            raise AgentError(f"--provider: {self._provider} does not run on this device: {error}") from error
+            raise messages.AgentError(f"--provider: {self.provider} does not run on this device: {error}") from error
         if not np.array_equal(product, np.full((16, 16), 16, np.float32)):
-            raise AgentError(f"--provider: {self._provider} computes a wrong matrix product on this device")
+            raise messages.AgentError(f"--provider: {self.provider} computes a wrong matrix product on this device")
 
 
-class OnnxModel:
+class OnnxModel(base.Model):
     """One inference session; `open_session` opens further sessions, profiled if given the prefix of the profile's file."""
 
-    elsewhere = False
+    runtime = "ONNX Runtime"
 
     def __init__(
-        self, job: JobMessage, open_session: Callable[..., onnxruntime.InferenceSession], *, on_cpu: bool
+        self,
+        job: messages.JobMessage,
+        open_session: Callable[..., onnxruntime.InferenceSession],
+        names: OwnNames,
+        *,
+        on_cpu: bool,
     ) -> None:
         self.on_cpu = on_cpu
-        self._job = job
         self._open_session = open_session
         self._session = session = open_session()
-        self._types = {node.name: node.type for node in session.get_inputs()}
-        foreign = [kind for kind in self._types.values() if kind not in TYPES]
-        if foreign:
-            raise ModelError(f"inputs: type {foreign[0]}; allowed: {', '.join(TYPES)}")
+        types = {node.name: node.type for node in session.get_inputs()}
+        if foreign := [kind for kind in types.values() if kind not in TYPES]:
+            raise base.ModelError(f"inputs: type {foreign[0]}; allowed: {', '.join(TYPES)}")
+        super().__init__(job, {name: np.dtype(TYPES[kind]) for name, kind in types.items()}, names)
 
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """Standard normal floats, zeros for all other types."""
-        types = [np.dtype(TYPES[self._types[name]]) for name in self._job.input_names]
-        return random_arrays(self._job.input_shapes, types, rng)
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
         """Runs n times with inputs and outputs bound once."""
-        self.run(inputs)
+        self._outputs(inputs)
         binding = self._session.io_binding()
         for name, array in zip(self._job.input_names, inputs, strict=True):
             binding.bind_cpu_input(name, array)
@@ -258,12 +215,12 @@ class OnnxModel:
 
         return repeat
 
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[messages.LayerTiming]:
         """The runtime's own profile of each of its nodes, from a separate session."""
         feeds = dict(zip(self._job.input_names, inputs, strict=True))
         once = len(self._profile(feeds, iter([None])))
-        most = max(LEAST_RUNS, MOST_EVENTS // max(once, 1))
-        events = self._profile(feeds, runs.each(LEAST_RUNS, most))
+        most = max(base.LEAST_RUNS, MOST_EVENTS // max(once, 1))
+        events = self._profile(feeds, runs.each(base.LEAST_RUNS, most))
         durations_us: dict[str, list[int]] = {}
         kinds: dict[str, str] = {}
         for event in events:
@@ -271,8 +228,8 @@ class OnnxModel:
             durations_us.setdefault(name, []).append(event["dur"])
             kinds[name] = event["args"]["op_name"]
         return [
-            LayerTiming(
-                name=name, kind=kinds[name], time_ms=float(interquartile_mean(np.array(runs.kept(samples))) * 1e-3)
+            messages.LayerTiming(
+                name=name, kind=kinds[name], time_ms=float(base.interquartile_mean(np.array(runs.kept(samples))) * 1e-3)
             )
             for name, samples in durations_us.items()
         ]
@@ -280,36 +237,27 @@ class OnnxModel:
     def _profile(self, feeds: dict[str, np.ndarray], runs: Iterator[None]) -> list[dict[str, Any]]:
         """The events of nodes over these runs, without the warm-up run before them."""
         session = self._open_session(profile=PROFILE_PREFIX)
-        with translated("ONNX Runtime", "profile"):
-            try:
+        try:
+            session.run(None, feeds)
+            for _ in runs:
                 session.run(None, feeds)
-                for _ in runs:
-                    session.run(None, feeds)
-            finally:
-                file = Path(session.end_profiling())
-            try:
-                events = [event for event in json.loads(file.read_bytes()) if event["name"].endswith(NODE_EVENT)]
-            except ValueError as error:
-                raise ModelError("its profile is larger than a file may be here") from error
-            finally:
-                file.unlink()
+        finally:
+            file = Path(session.end_profiling())
+        try:
+            events = [event for event in json.loads(file.read_bytes()) if event["name"].endswith(NODE_EVENT)]
+        except ValueError as error:
+            raise base.ModelError("its profile is larger than a file may be here") from error
+        finally:
+            file.unlink()
         nodes = len({event["name"] for event in events})
         return events[nodes:]
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs as the runtime gives them, or in the job's output shapes."""
-        check_inputs(self._job, inputs)
-        names = self._job.output_names
-        with translated("ONNX Runtime", "run"):
-            outputs = self._session.run(list(names), dict(zip(self._job.input_names, inputs, strict=True)))
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        feeds = dict(zip(self._job.input_names, inputs, strict=True))
+        outputs: list[np.ndarray] = self._session.run(list(self._job.output_names), feeds)
         if not all(isinstance(output, np.ndarray) for output in outputs):
-            raise ModelError("outputs: not all of them are tensors")
-        if self._job.output_shapes is None:
-            return outputs
-        return [
-            restore_shape(name, array, shape)
-            for name, array, shape in zip(names, outputs, self._job.output_shapes, strict=True)
-        ]
+            raise base.ModelError("outputs: not all of them are tensors")
+        return outputs
 
     def close(self) -> None:
         """Free the session."""

@@ -26,38 +26,14 @@ import openvino
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from profiling_agents.backends.base import (
-    LEAST_RUNS,
-    ModelError,
-    RuntimeOptions,
-    check_inputs,
-    library_hash,
-    powers_of_two,
-    random_arrays,
-    repeater_of,
-    require_cpu,
-    restore_shape,
-    switch,
-    thread_option,
-    translated,
-)
-from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx
-from profiling_agents.backends.own_names import OWN, NamedModel, OwnNames
-from profiling_agents.messages import (
-    AgentError,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    Precision,
-    RuntimeInfo,
-    RuntimeSettings,
-)
+from profiling_agents.backends import base
+from profiling_agents.backends.onnx_files import input_types, opened
+from profiling_agents.backends.own_names import OWN, OwnNames
+from profiling_agents.messages import AgentError, EngineOption, JobMessage, LayerTiming, Precision, RuntimeSettings
 from profiling_agents.sensing.machine import Runs
 
 ORIGINAL_NAMES = "originalLayersNames"
 LOST_US = 0.5  # on average, by rounding down
-UNINTERRUPTED = 1.25  # times the layer's median
 NOTHING_RUNS = ("undef", "unknown", "reorder")
 """Prefixes of the implementations of layers that are fused into others or leave their tensor in place."""
 
@@ -72,7 +48,7 @@ def time_layers(
     """The layers that ran, in the order of execution. run: runs the request. inputs: names of the model's inputs."""
     run()
     counters_us = [_counters_us(request)]
-    for _ in runs.each(LEAST_RUNS):
+    for _ in runs.each(base.LEAST_RUNS):
         run()
         counters_us.append(_counters_us(request))
     rows_us, errors_us = times_of_runs_us(np.array(counters_us))
@@ -104,11 +80,8 @@ def times_of_runs_us(counters_us: NDArray[np.int64]) -> tuple[NDArray[np.float64
 
 def mean_times_us(rows_us: NDArray[np.float64], errors_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean times (layers,) over the runs in which the layer was not interrupted [µs]."""
-    usual_us = np.median(rows_us, axis=0).clip(min=0.0)
-    counted = rows_us <= UNINTERRUPTED * usual_us + errors_us
-    means_us = np.sum(rows_us, axis=0, where=counted) / counted.sum(axis=0).clip(min=1)
-    means_with_fractions_us: NDArray[np.float64] = means_us.clip(min=0.0) + LOST_US
-    return means_with_fractions_us
+    means_us: NDArray[np.float64] = base.uninterrupted_mean(rows_us, errors_us).clip(min=0.0) + LOST_US
+    return means_us
 
 
 class _Names:
@@ -153,8 +126,6 @@ PRECISIONS: Mapping[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f
 """OpenVINO's names of the precisions that are set by a hint."""
 EIGHT_BITS = ("i8", "u8")
 CHANNELS, SIZE = 32, 16
-LARGEST_ROUNDING = 0.05
-"""Relative to the largest output; a larger difference is another computation, not rounding."""
 
 
 def probe_model() -> onnx.ModelProto:
@@ -212,22 +183,6 @@ def probe_inputs() -> list[np.ndarray]:
     return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
-def rounded_precisions(outputs: Mapping[Precision, Sequence[np.ndarray]]) -> tuple[Precision, ...]:
-    """fp32, and the precisions whose outputs all differ from fp32 by rounding alone."""
-    exact = outputs["fp32"]
-    rounded = (
-        precision
-        for precision, found in outputs.items()
-        if all(_is_rounded(*pair) for pair in zip(found, exact, strict=True))
-    )
-    return ("fp32", *rounded)
-
-
-def _is_rounded(output: np.ndarray, reference: np.ndarray) -> bool:
-    difference = float(np.abs(output - reference).max() / np.abs(reference).max())
-    return 0.0 < difference <= LARGEST_ROUNDING
-
-
 EVERYWHERE = (
     EngineOption(
         name="denormals",
@@ -245,7 +200,7 @@ ON_CORES = (
         does="What OpenVINO's own choices are for: one sample soon, or many samples at once.",
         sets={"throughput": {"PERFORMANCE_HINT": "THROUGHPUT"}},
     ),
-    switch(
+    base.switch(
         "hyper_threading",
         "Two threads may share a core that can run two.",
         {"ENABLE_HYPER_THREADING": False},
@@ -257,11 +212,11 @@ def engine_options(threads: int) -> tuple[EngineOption, ...]:
     """The options that can matter: options of threads only if there are several."""
     if threads == 1:
         return EVERYWHERE
-    counts = powers_of_two(threads)
+    counts = base.powers_of_two(threads)
     does = "Independent groups of threads, of which one computes a sample; the threads are divided among them."
     sets: dict[str, RuntimeSettings] = {count: {"NUM_STREAMS": int(count)} for count in counts[1:]}
     streams = EngineOption(name="streams", choices=counts, default="1", does=does, sets=sets)
-    return (*EVERYWHERE, *ON_CORES, *thread_option(threads, "INFERENCE_NUM_THREADS"), streams)
+    return (*EVERYWHERE, *ON_CORES, *base.thread_option(threads, "INFERENCE_NUM_THREADS"), streams)
 
 
 def compile_settings(threads: int, precision: Precision) -> RuntimeSettings:
@@ -276,61 +231,49 @@ def compile_settings(threads: int, precision: Precision) -> RuntimeSettings:
     }
 
 
-class OpenVinoBackend:
+class OpenVinoBackend(base.Backend):
     """OpenVINO in one precision with a fixed number of threads."""
 
-    formats: tuple[Format, ...] = ("onnx",)
+    name = "openvino"
+    formats = ("onnx",)
 
-    def __init__(self, options: RuntimeOptions) -> None:
-        require_cpu(options)
+    def __init__(self, options: base.RuntimeOptions) -> None:
+        base.require_cpu(options)
         self._core = openvino.Core()
         self._core.set_property({"CACHE_DIR": ""})
-        self._precision = options.precision
-        self._threads = options.threads
-        self._found = self._probe()
-        if self._precision not in self._found:
+        self.precision = options.precision
+        self.precisions = self._probe(options.threads)
+        if self.precision not in self.precisions:
             raise AgentError(
-                f"--precision: got {self._precision}, which OpenVINO {_version()} does not compute in on this processor; "
-                f"allowed: {', '.join(self._found)}"
+                f"--precision: got {self.precision}, which OpenVINO {_version()} does not compute in on this processor; "
+                f"allowed: {', '.join(self.precisions)}"
             )
         self.settings = compile_settings(options.threads, options.precision)
         self.engine_options = engine_options(options.threads)
 
-    def describe(self) -> RuntimeInfo:
-        """Version, the hash of the library that computes, and the precisions that were found."""
+    def version_and_build(self) -> tuple[str, str]:
+        """Version; the hash of the library that computes, and its build number."""
         plugin = self._core.get_versions("CPU")["CPU"]
         (library,) = (Path(openvino.__file__).parent / "libs").glob(f"*{plugin.description}*")
-        return RuntimeInfo(
-            backend="openvino",
-            version=_version(),
-            build=f"{library_hash(library)} {plugin.build_number}",
-            formats=self.formats,
-            precision=self._precision,
-            precisions=self._found,
-            settings=self.settings,
-            engine_options=self.engine_options,
-        )
+        return _version(), f"{base.library_hash(library)} {plugin.build_number}"
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
+    def load(self, files: Sequence[Path], job: JobMessage) -> base.Model:
         """Parse, refuse external data, and compile; ModelError when OpenVINO refuses the model."""
-        names = OwnNames()
-        with names.restored_errors():
-            file = read_onnx(files[0].read_bytes(), names)
-            own_job = job_of(job, file, names)
+        with opened(files[0], job) as (file, own_job, names):
             types = input_types(file)
-            with translated("OpenVINO", "load"):
+            with base.translated("OpenVINO", "load"):
                 model = self._core.read_model(file.SerializeToString())
                 if model.is_dynamic():
                     model.reshape(dict(zip(own_job.input_names, own_job.input_shapes, strict=True)))
                 settings = job.engine.applied(self.settings, self.engine_options)
-                return NamedModel(OpenVinoModel(own_job, partial(self._compiled, model, settings), types), names)
+                return OpenVinoModel(own_job, types, names, partial(self._compiled, model, settings))
 
     def _compiled(
         self, model: openvino.Model, settings: RuntimeSettings, *, profiled: bool = False
     ) -> openvino.CompiledModel:
         return self._core.compile_model(model, "CPU", {**settings, "PERF_COUNT": profiled})
 
-    def _probe(self) -> tuple[Precision, ...]:
+    def _probe(self, threads: int) -> tuple[Precision, ...]:
         """The precisions in which this processor computes, fp32 first. AgentError unless OpenVINO takes the number of threads.
 
         The probe runs once here, so that the libraries map their memory before memory is limited.
@@ -339,62 +282,47 @@ class OpenVinoBackend:
         inputs = probe_inputs()
         outputs: dict[Precision, list[np.ndarray]] = {}
         for precision in PRECISIONS:
-            compiled = self._compiled(model, compile_settings(self._threads, precision))
-            if (taken := compiled.get_property("INFERENCE_NUM_THREADS")) != self._threads:
-                raise AgentError(f"--threads: got {self._threads}; OpenVINO takes {taken} on the cores that it may use")
+            compiled = self._compiled(model, compile_settings(threads, precision))
+            if (taken := compiled.get_property("INFERENCE_NUM_THREADS")) != threads:
+                raise AgentError(f"--threads: got {threads}; OpenVINO takes {taken} on the cores that it may use")
             results = compiled.create_infer_request().infer(inputs)
             outputs[precision] = [results[index] for index in range(len(results))]
         quantised = self._core.read_model(int8_model().SerializeToString())
-        in_int8 = runs_in_int8(self._compiled(quantised, compile_settings(self._threads, "int8")))
-        return (*rounded_precisions(outputs), *(("int8",) if in_int8 else ()))
+        in_int8 = runs_in_int8(self._compiled(quantised, compile_settings(threads, "int8")))
+        return (*base.rounded_precisions(outputs), *(("int8",) if in_int8 else ()))
 
 
-class OpenVinoModel:
+class OpenVinoModel(base.Model):
     """One compiled model; `compiled` compiles further ones, for example to time layers."""
 
-    on_cpu = True
-    elsewhere = False
+    runtime = "OpenVINO"
 
     def __init__(
-        self, job: JobMessage, compiled: Callable[..., openvino.CompiledModel], types: dict[str, np.dtype]
+        self,
+        job: JobMessage,
+        types: Mapping[str, np.dtype],
+        names: OwnNames,
+        compiled: Callable[..., openvino.CompiledModel],
     ) -> None:
-        self._job = job
+        super().__init__(job, types, names)
         self._compiled = compiled
-        self._types = types
         self._request = compiled().create_infer_request()
 
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """Standard normal floats, zeros for all other types."""
-        types = [self._types[name] for name in self._job.input_names]
-        return random_arrays(self._job.input_shapes, types, rng)
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:
         """Runs n times with inputs bound once; outputs stay where OpenVINO writes them."""
         infer = self._bound(self._request, inputs)
-        with translated("OpenVINO", "run"):
-            infer()
-        return repeater_of(infer)
+        infer()
+        return base.repeater_of(infer)
 
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """OpenVINO's own counters of each layer, from a separate compiled model."""
-        with translated("OpenVINO", "profile"):
-            compiled = self._compiled(profiled=True)
-            request = compiled.create_infer_request()
-            return time_layers(compiled, request, self._bound(request, inputs), self._job.input_names, runs)
+        compiled = self._compiled(profiled=True)
+        request = compiled.create_infer_request()
+        return time_layers(compiled, request, self._bound(request, inputs), self._job.input_names, runs)
 
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs as the runtime gives them, or in the job's output shapes."""
-        check_inputs(self._job, inputs)
-        names = self._job.output_names
-        with translated("OpenVINO", "run"):
-            self._bound(self._request, inputs)()
-            outputs = [np.array(self._request.get_tensor(name).data) for name in names]
-        if self._job.output_shapes is None:
-            return outputs
-        return [
-            restore_shape(name, array, shape)
-            for name, array, shape in zip(names, outputs, self._job.output_shapes, strict=True)
-        ]
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._bound(self._request, inputs)()
+        return [np.array(self._request.get_tensor(name).data) for name in self._job.output_names]
 
     def close(self) -> None:
         """Free the compiled model."""
@@ -403,8 +331,6 @@ class OpenVinoModel:
     def _bound(self, request: openvino.InferRequest, inputs: Sequence[np.ndarray]) -> Callable[[], object]:
         """A function that runs the request once on copies of these inputs."""
         for name, array in zip(self._job.input_names, inputs, strict=True):
-            if array.dtype != self._types[name]:
-                raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
             request.set_tensor(name, openvino.Tensor(array))
         return partial(request.infer, share_outputs=True)
 

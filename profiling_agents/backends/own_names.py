@@ -1,4 +1,4 @@
-"""Our own names in place of the names in a foreign model file, and ncnn's param files, rewritten with them.
+"""Our own names in place of the names in a foreign model file, ncnn's param files, rewritten with them, and errors of models.
 
 Libraries write names into source text (torch.fx), into files of lines (ncnn) and into paths, and trust them. No library
 of a backend sees a foreign name; results about a model carry the foreign names again.
@@ -9,23 +9,26 @@ number of outputs, their blobs, parameters (`0=16`, `-23303=2,1,1`; a formula of
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from profiling_agents.backends.base import Model, ModelError, ModelMemoryError
-from profiling_agents.messages import JobMessage, LayerTiming
-from profiling_agents.sensing.machine import Runs
+from profiling_agents.messages import JobMessage, Shape
 
 NameKind = Literal["node", "value", "dimension", "function", "layer", "blob"]
 OWN = re.compile(r"(?:node|value|dimension|function|layer|blob)\d+_")
 """One of our names, alone or inside a longer name that a runtime made of it ("node7__nchwc", "node3__token_12")."""
 WORD = re.compile(r"[A-Za-z0-9_.]*")
-MAX_LAYER_NAME = 1024
 LISTED = 8
+
+
+class ModelError(Exception):
+    """The runtime refuses the model; the message is the reason (one line)."""
+
+
+class ModelMemoryError(ModelError):
+    """The model needs more memory than it may have."""
 
 
 class OwnNames:
@@ -77,10 +80,8 @@ class OwnNames:
         """Replace our names by the foreign names in ModelErrors raised in the block."""
         try:
             yield
-        except ModelMemoryError as error:
-            raise ModelMemoryError(self.restored(str(error))) from error
         except ModelError as error:
-            raise ModelError(self.restored(str(error))) from error
+            raise type(error)(self.restored(str(error))) from error
 
 
 def word(text: str, where: str) -> str:
@@ -88,44 +89,6 @@ def word(text: str, where: str) -> str:
     if not WORD.fullmatch(text):
         raise ModelError(f"{where} {text[:80]!a}: not a word; allowed: letters, digits, '_' and '.'")
     return text
-
-
-class NamedModel:
-    """A model that its runtime knows under our names; its layers and errors carry the names of the file."""
-
-    def __init__(self, model: Model, names: OwnNames) -> None:
-        self._model = model
-        self._names = names
-        self.on_cpu = model.on_cpu
-        self.elsewhere = model.elsewhere
-
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """The inputs of the model."""
-        return self._model.random_inputs(rng)
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
-        """The repeater of the model itself: nothing is added to the timed code."""
-        with self._names.restored_errors():
-            return self._model.repeater(inputs)
-
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs of the model."""
-        with self._names.restored_errors():
-            return self._model.run(inputs)
-
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
-        """The layers of the model, by their names in the file."""
-        with self._names.restored_errors():
-            layers = self._model.layers(inputs, runs)
-        return [layer.model_copy(update=self._restored(layer)) for layer in layers]
-
-    def _restored(self, layer: LayerTiming) -> Mapping[str, object]:
-        outputs = tuple(self._names.restored(blob)[:MAX_LAYER_NAME] for blob in layer.outputs)
-        return {"name": self._names.restored(layer.name)[:MAX_LAYER_NAME], "outputs": outputs}
-
-    def close(self) -> None:
-        """Free the model."""
-        self._model.close()
 
 
 COUNT = re.compile(rb"[0-9]{1,9}")
@@ -152,17 +115,24 @@ def renamed_file(param: Path, names: OwnNames) -> Iterator[Path]:
     folder = param.with_name(f"{param.name}.own")
     folder.mkdir(mode=0o700, exist_ok=True)  # the folder may be left over from a process that was killed
     try:
-        _write(folder / param.name, content)
+        try:
+            (folder / param.name).write_bytes(content)
+        except OSError as error:
+            raise ModelError(f"param file of {len(content)} bytes: {error.strerror}") from error
         yield folder / param.name
     finally:
         shutil.rmtree(folder)
 
 
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ModelError(f"param file of {len(content)} bytes: {error.strerror}") from error
+def without_batch(job: JobMessage, runtime: str, most_axes: int) -> list[Shape]:
+    """The shapes of the job's inputs for a runtime that has no batch axis. ModelError for a batch above 1, or too many axes."""
+    shapes = []
+    for name, shape in zip(job.input_names, job.input_shapes, strict=True):
+        if len(shape) > 1 and (shape[0] != 1 or len(shape) - 1 > most_axes):
+            allowed = f"{runtime} takes batch 1 and at most {most_axes} more axes"
+            raise ModelError(f"input '{name}': got shape {shape}; {allowed}")
+        shapes.append(shape[1:] if len(shape) > 1 else shape)
+    return shapes
 
 
 def _layer(words: list[bytes], number: int, names: OwnNames) -> bytes:

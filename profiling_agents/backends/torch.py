@@ -5,7 +5,7 @@ precision and must not appear under the name of fp32.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -15,31 +15,10 @@ import numpy as np
 import onnx2torch
 import torch
 
-from profiling_agents.backends.base import (
-    LEAST_RUNS,
-    ModelError,
-    RuntimeOptions,
-    check_inputs,
-    interquartile_mean,
-    library_hash,
-    random_arrays,
-    require_fp32,
-    restore_shape,
-    switch,
-    thread_option,
-    translated,
-)
-from profiling_agents.backends.onnx_files import input_types, job_of, read_onnx, with_filled_tensors
-from profiling_agents.backends.own_names import NamedModel, OwnNames
-from profiling_agents.messages import (
-    AgentError,
-    EngineOption,
-    Format,
-    JobMessage,
-    LayerTiming,
-    RuntimeInfo,
-    RuntimeSettings,
-)
+from profiling_agents.backends import base
+from profiling_agents.backends.onnx_files import input_types, opened, with_filled_tensors
+from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.messages import AgentError, EngineOption, JobMessage, LayerTiming, RuntimeSettings
 from profiling_agents.sensing.machine import Runs
 
 EVERYWHERE = (
@@ -51,56 +30,48 @@ EVERYWHERE = (
         sets={"channels_last": {"memory_format": "channels_last"}},
     ),
 )
-ON_CPU = (switch("mkldnn", "Convolutions and matrix products by oneDNN.", {"mkldnn": False}),)
+ON_CPU = (base.switch("mkldnn", "Convolutions and matrix products by oneDNN.", {"mkldnn": False}),)
 THREADS = "num_threads"
 IMAGE_AXES = 4
 
 
-class TorchBackend:
+class TorchBackend(base.Backend):
     """One torch device with a fixed number of threads."""
 
-    formats: tuple[Format, ...] = ("onnx",)
+    name = "torch"
+    formats = ("onnx",)
 
-    def __init__(self, options: RuntimeOptions) -> None:
-        require_fp32(options)
+    def __init__(self, options: base.RuntimeOptions) -> None:
+        base.require_fp32(options)
         self._device = torch.device(_provider(options.provider))
-        on_cpu = (*ON_CPU, *thread_option(options.threads, THREADS)) if self._device.type == "cpu" else ()
+        self.provider = self._device.type
+        if self.provider != "cpu":
+            self.accelerator = torch.cuda.get_device_name(self._device)
+        on_cpu = (*ON_CPU, *base.thread_option(options.threads, THREADS)) if self.provider == "cpu" else ()
         self.engine_options = (*EVERYWHERE, *on_cpu)
-        self.settings: RuntimeSettings = {THREADS: options.threads, "num_interop_threads": 1}
+        self.settings = {THREADS: options.threads, "num_interop_threads": 1}
         torch.set_num_threads(options.threads)
         torch.set_num_interop_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         self._start()
 
-    def describe(self) -> RuntimeInfo:
-        """Version, build, and the accelerator if there is one."""
-        on_cpu = self._device.type == "cpu"
+    def version_and_build(self) -> tuple[str, str]:
+        """torch's version; the hashes of its libraries, and onnx2torch's version."""
         libraries = Path(torch.__file__).parent / "lib"
-        names = ("libtorch_cpu.so",) if on_cpu else ("libtorch_cpu.so", "libtorch_cuda.so")
-        hashes = " ".join(library_hash(libraries / name) for name in names)
-        return RuntimeInfo(
-            backend="torch",
-            version=torch.__version__,
-            build=f"{hashes} onnx2torch {version('onnx2torch')}",
-            formats=self.formats,
-            provider=self._device.type,
-            accelerator=None if on_cpu else torch.cuda.get_device_name(self._device),
-            settings=self.settings,
-            engine_options=self.engine_options,
-        )
+        names = ("libtorch_cpu.so",) if self.provider == "cpu" else ("libtorch_cpu.so", "libtorch_cuda.so")
+        hashes = " ".join(base.library_hash(libraries / name) for name in names)
+        return torch.__version__, f"{hashes} onnx2torch {version('onnx2torch')}"
 
-    def load(self, files: Sequence[Path], job: JobMessage) -> NamedModel:
+    def load(self, files: Sequence[Path], job: JobMessage) -> base.Model:
         """Convert an ONNX file; ModelError naming the operator that has no converter."""
-        names = OwnNames()
-        with names.restored_errors():
-            model = with_filled_tensors(read_onnx(files[0].read_bytes(), names))
-            own_job = job_of(job, model, names)
-            inputs, outputs = input_types(model), [value.name for value in model.graph.output]
-            with translated("onnx2torch", "convert"):
+        with opened(files[0], job) as (file, own_job, names):
+            model = with_filled_tensors(file)
+            types, outputs = input_types(model), [value.name for value in model.graph.output]
+            with base.translated("onnx2torch", "convert"):
                 module = onnx2torch.convert(model).eval().requires_grad_(False).to(self._device)
             settings = job.engine.applied(self.settings, self.engine_options)
-            return NamedModel(TorchModel(own_job, module, inputs, outputs, self._device, settings), names)
+            return TorchModel(own_job, types, names, module, outputs, self._device, settings)
 
     def _start(self) -> None:
         """Compute once, so that the libraries map their memory before memory is limited."""
@@ -113,42 +84,36 @@ class TorchBackend:
                 torch.cuda.synchronize(self._device)
 
 
-class TorchModel:
+class TorchModel(base.Model):
     """One converted module on its device."""
 
-    elsewhere = False
+    runtime = "torch"
 
     def __init__(
         self,
         job: JobMessage,
+        types: Mapping[str, np.dtype],
+        names: OwnNames,
         module: torch.nn.Module,
-        inputs: dict[str, np.dtype],
         outputs: Sequence[str],
         device: torch.device,
         settings: RuntimeSettings,
     ) -> None:
         """settings: threads and oneDNN apply to the whole process until `close`."""
-        self._job = job
+        super().__init__(job, types, names)
         self._layout = getattr(torch, str(settings.get("memory_format", "contiguous_format")))
-        self._module = module.to(memory_format=self._layout)
+        self._module, self._results = module.to(memory_format=self._layout), outputs
         self._flags = ExitStack()
         self._flags.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(int(settings[THREADS]))
         if not settings.get("mkldnn", True):
             self._flags.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        self._types = inputs
-        self._outputs = outputs
         self._device = device
         self.on_cpu = device.type == "cpu"
 
-    def random_inputs(self, rng: np.random.Generator) -> list[np.ndarray]:
-        """Standard normal floats, zeros for all other types."""
-        types = [self._types[name] for name in self._job.input_names]
-        return random_arrays(self._job.input_shapes, types, rng)
-
-    def repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
+    def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], float | None]:
         """A function that runs n times on inputs that lie on the device; on CUDA it returns the seconds between two events."""
-        self.run(inputs)
+        self._outputs(inputs)
         feeds, module = self._feeds(inputs), self._module
 
         @torch.inference_mode()
@@ -170,7 +135,7 @@ class TorchModel:
         return on_cuda
 
     @torch.inference_mode()
-    def layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
+    def _layers(self, inputs: Sequence[np.ndarray], runs: Runs) -> list[LayerTiming]:
         """Time modules one after the other, between hooks. CUDA: between two events, including the start of a module."""
         feeds, names = self._feeds(inputs), {module: name for name, module in self._module.named_children()}
         starts: list[Any] = []
@@ -182,7 +147,7 @@ class TorchModel:
         ]
         rows: list[dict[str, tuple[Any, Any]]] = []
         try:
-            for _ in runs.each(LEAST_RUNS):
+            for _ in runs.each(base.LEAST_RUNS):
                 row.clear()
                 self._module(*feeds)
                 if not self.on_cpu:
@@ -192,7 +157,11 @@ class TorchModel:
             for handle in handles:
                 handle.remove()
         kept = runs.kept(rows)
-        times_ms = interquartile_mean(np.array([[self._between_ms(*pair) for pair in one.values()] for one in kept]))
+        rows_ms = [
+            [(last - first) * 1e-6 if self.on_cpu else float(first.elapsed_time(last)) for first, last in one.values()]
+            for one in kept
+        ]
+        times_ms = base.interquartile_mean(np.array(rows_ms))
         kinds = {name: type(module).__name__ for module, name in names.items()}
         return [
             LayerTiming(name=name, kind=kinds[name], time_ms=float(time_ms))
@@ -207,22 +176,11 @@ class TorchModel:
         event.record()
         return event
 
-    def _between_ms(self, first: Any, last: Any) -> float:
-        return (last - first) * 1e-6 if self.on_cpu else float(first.elapsed_time(last))
-
-    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs as torch gives them, or in the job's output shapes."""
-        check_inputs(self._job, inputs)
-        with translated("torch", "run"), torch.inference_mode():
-            result = self._module(*self._feeds(inputs))
-        tensors = dict(zip(self._outputs, result if isinstance(result, list | tuple) else [result], strict=True))
-        arrays = [tensors[name].cpu().numpy() for name in self._job.output_names]
-        if self._job.output_shapes is None:
-            return arrays
-        return [
-            restore_shape(name, array, shape)
-            for name, array, shape in zip(self._job.output_names, arrays, self._job.output_shapes, strict=True)
-        ]
+    @torch.inference_mode()
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        result = self._module(*self._feeds(inputs))
+        tensors = dict(zip(self._results, result if isinstance(result, list | tuple) else [result], strict=True))
+        return [tensors[name].cpu().numpy() for name in self._job.output_names]
 
     def close(self) -> None:
         """Free the module and the memory that CUDA caches."""
@@ -234,9 +192,6 @@ class TorchModel:
     def _feeds(self, inputs: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """Tensors on the device in the order of the model's inputs."""
         given = dict(zip(self._job.input_names, inputs, strict=True))
-        for name, array in given.items():
-            if array.dtype != self._types[name]:
-                raise ModelError(f"input '{name}': got {array.dtype}; the model takes {self._types[name]}")
         tensors = [torch.tensor(given[name], device=self._device) for name in self._types]
         return [one.contiguous(memory_format=self._layout) if one.dim() == IMAGE_AXES else one for one in tensors]
 

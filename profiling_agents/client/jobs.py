@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pydantic import ValidationError
 
@@ -43,16 +43,9 @@ class ModelJob:
         engine: used if the job has no engine of its own.
         """
         try:
-            return JobMessage(
-                key=self.key,
-                format=self.format,
-                files=tuple(hashlib.sha256(content).hexdigest() for content in self.files),
-                input_names=tuple(self.input_names),
-                input_shapes=tuple(map(tuple, self.input_shapes)),
-                output_names=tuple(self.output_names),
-                output_shapes=None if self.output_shapes is None else tuple(map(tuple, self.output_shapes)),
-                engine=engine if self.engine is None else self.engine,
-            )
+            digests = tuple(hashlib.sha256(content).hexdigest() for content in self.files)
+            own = {"files": digests, "engine": engine if self.engine is None else self.engine}
+            return JobMessage.model_validate({one.name: getattr(self, one.name) for one in fields(self)} | own)
         except ValidationError as error:
             raise AgentError(f"job '{self.key}': {one_line(error)}") from error
 

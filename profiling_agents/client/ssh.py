@@ -6,40 +6,32 @@ stdin closes or falls silent, so a dead connection leaves nothing behind. Host k
 configuration applies, nothing is ever asked (BatchMode). A local agent cannot outlive its parent.
 """
 
+import json
 import os
 import secrets
 import select
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
-
-from profiling_agents.messages import AgentError
-from profiling_agents.startup import READY, TOKEN_VARIABLE, python_path
-
-if TYPE_CHECKING:
-    from profiling_agents.client.agent import AgentClient
-import json
 import shlex
 import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from profiling_agents.backends import BACKEND_MODULES
 from profiling_agents.client import far_side
-from profiling_agents.startup import IMPORTING, PACKAGE
+from profiling_agents.messages import AgentError
+from profiling_agents.startup import IMPORTING, PACKAGE, READY, TOKEN_VARIABLE, python_path
 
 if TYPE_CHECKING:
     from profiling_agents.client.agent import AgentClient
-
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 8.0
@@ -61,30 +53,8 @@ def local_agent(
     """
     from profiling_agents.client.agent import AgentClient
 
-    with (
-        start_local_agent(backend, threads, cores, options) as (url, token),
-        AgentClient(url, token, patience_s=LOCAL_PATIENCE_S) as client,
-    ):
-        yield client
-
-
-@contextmanager
-def start_local_agent(
-    backend: str, threads: int, cores: Sequence[int] | None, options: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    """(url, token) of an agent on a free loopback port. The token is passed in the environment."""
     token = secrets.token_hex(32)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "profiling_agents",
-        "--backend",
-        backend,
-        "--threads",
-        str(threads),
-    ]
-    command += ["--host", "127.0.0.1", "--port", "0", "--stop-with-stdin"]
+    command = [sys.executable, "-P", "-m", "profiling_agents", *_arguments(backend, threads)]
     if cores is not None:
         command += ["--cores", ",".join(map(str, cores))]
     environment = os.environ | {TOKEN_VARIABLE: token, "PYTHONPATH": python_path(os.environ)}
@@ -98,7 +68,9 @@ def start_local_agent(
             env=environment,
         )
         try:
-            yield wait_until_ready(process, errors, "local agent"), token
+            url = wait_until_ready(process, errors, "local agent")
+            with AgentClient(url, token, patience_s=LOCAL_PATIENCE_S) as client:
+                yield client
         finally:
             stop(process)
 
@@ -234,9 +206,13 @@ def ssh_agent(
         )
         ended = threading.Event()
         try:
-            _send(process, backend, _arguments(backend, threads, options), token)
+            words = [*_arguments(backend, threads), "--silence-limit-s", str(SILENCE_LIMIT_S), *options]
+            _send(process, backend, words, token)
             threading.Thread(target=_beat, args=(process, ended), daemon=True).start()
-            url = _started(process, errors, target)
+            try:
+                url = wait_until_ready(process, errors, f"ssh {target.destination}")
+            except AgentError as error:
+                raise AgentError(explained(str(error), target)) from error
             local = _tunnel(target, control, urlsplit(url).port)
             with AgentClient(local, token, patience_s=PATIENCE_S) as client:
                 yield client
@@ -245,9 +221,9 @@ def ssh_agent(
             stop(process)
 
 
-def _arguments(backend: str, threads: int, options: Sequence[str]) -> list[str]:
+def _arguments(backend: str, threads: int) -> list[str]:
     own = ["--backend", backend, "--threads", str(threads), "--host", "127.0.0.1", "--port", "0"]
-    return [*own, "--stop-with-stdin", "--silence-limit-s", str(SILENCE_LIMIT_S), *options]
+    return [*own, "--stop-with-stdin"]
 
 
 def _send(process: subprocess.Popen[bytes], backend: str, arguments: Sequence[str], token: str) -> None:
@@ -285,14 +261,6 @@ def _beat(process: subprocess.Popen[bytes], ended: threading.Event) -> None:
             return
 
 
-def _started(process: subprocess.Popen[bytes], errors: IO[bytes], target: SshTarget) -> str:
-    where = f"ssh {target.destination}"
-    try:
-        return wait_until_ready(process, errors, where)
-    except AgentError as error:
-        raise AgentError(explained(str(error), target)) from error
-
-
 def explained(line: str, target: SshTarget) -> str:
     """The error line of a failed connection, with a remedy."""
     if "Host key verification failed" in line or "host key is known" in line:
@@ -307,7 +275,9 @@ def explained(line: str, target: SshTarget) -> str:
 def _tunnel(target: SshTarget, control: Path, port: int | None) -> str:
     """URL on this machine's loopback that leads to the device's port."""
     for attempt in range(1, TUNNEL_ATTEMPTS + 1):
-        local = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            local = probe.getsockname()[1]
         forward = f"127.0.0.1:{local}:127.0.0.1:{port}"
         done = subprocess.run(
             [*target.arguments(control), "-O", "forward", "-L", forward, "--", target.destination],
@@ -322,9 +292,3 @@ def _tunnel(target: SshTarget, control: Path, port: int | None) -> str:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise AgentError(f"ssh {target.destination}: no tunnel to the agent; {said[-1] if said else 'no reason'}")
     raise AssertionError
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -178,17 +178,14 @@ class Retries:
         waited_s = time.monotonic() - self._since_s
         lost = error if isinstance(error, LostError) else LostError(str(error), reached=True)
         if self._failures >= ATTEMPTS and waited_s >= self._transport.patience_s:
-            raise AgentError(self._last_word(lost)) from error
+            line = f"{lost}; asked {self._failures} times"
+            if not lost.reached:
+                line = (
+                    f"not reachable ({lost}) after {self._failures} attempts; is it running, and is the address right?"
+                )
+            raise AgentError(f"agent {self._transport.url}: {line}") from error
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
         time.sleep(min(max(pause_s, lost.retry_after_s), self._transport.left_s()))
-
-    def _last_word(self, error: LostError) -> str:
-        if error.reached:
-            return f"agent {self._transport.url}: {error}; asked {self._failures} times"
-        return (
-            f"agent {self._transport.url}: not reachable ({error}) after {self._failures} attempts; "
-            "is it running, and is the address right?"
-        )
 
 
 def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:

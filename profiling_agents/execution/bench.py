@@ -26,22 +26,10 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from profiling_agents import frames
+from profiling_agents import frames, messages
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, Model, ModelError, ModelMemoryError
 from profiling_agents.execution.settings import ModelLimits, WorkerSettings, allow_cpu, allow_memory
-from profiling_agents.messages import (
-    AgentError,
-    ChildReply,
-    ChildRequest,
-    ChildSegments,
-    JobMessage,
-    MeasureSettings,
-    Message,
-    Sandbox,
-    ServedSubNet,
-    Timing,
-)
 from profiling_agents.sandbox.entering import SandboxReport
 from profiling_agents.sensing.energy import find_meter
 from profiling_agents.sensing.machine import CacheFlush, Pace, Repeat, Runs, pin
@@ -57,12 +45,12 @@ NORMAL_QUANTILE_95 = 1.96
 
 def measure(
     repeat: Repeat,
-    settings: MeasureSettings,
+    settings: messages.MeasureSettings,
     *,
     one_thread: bool = False,
     prepare: Callable[[], None] | None = None,
     pace: Pace | None = None,
-) -> Timing:
+) -> messages.Timing:
     """Time `repeat(n)`, which runs the model n times; measure a second time when the spread is above the limit.
 
     one_thread: the calling thread alone computes, so its CPU time is the CPU time of the model. prepare: called before each
@@ -94,7 +82,7 @@ def _timed(repeat: Repeat, runs: int) -> float:
     return host_s if own_s is None else own_s
 
 
-def _warm_up(repeat: Repeat, settings: MeasureSettings) -> int:
+def _warm_up(repeat: Repeat, settings: messages.MeasureSettings) -> int:
     """Run until time and count are reached; return how many runs make one sample of `sample_us`."""
     target_s = settings.sample_us * 1e-6
     until = time.perf_counter() + settings.warmup_ms * 1e-3
@@ -132,14 +120,14 @@ class _Samples:
         calm = (self.pace is None or self.pace.calm()) and calm
         (self.calm if calm else self.disturbed).append(duration_s / repeats)
 
-    def summary(self, repeats: int, settings: MeasureSettings) -> Timing:
+    def summary(self, repeats: int, settings: messages.MeasureSettings) -> messages.Timing:
         """The timing of the calm samples; if there are too few, the timing of all samples, flagged noisy."""
         enough = len(self.calm) >= settings.min_samples
         counted = np.array(self.calm if enough else self.calm + self.disturbed)
         p10, p50, p90 = (float(value) for value in np.quantile(counted, (0.1, 0.5, 0.9)) * 1e3)
         spread = (p90 - p10) / p50
         noisy = not enough or spread > settings.spread_limit
-        return Timing(p50_ms=p50, p90_ms=p90, spread=spread, n=len(counted), repeats=repeats, noisy=noisy)
+        return messages.Timing(p50_ms=p50, p90_ms=p90, spread=spread, n=len(counted), repeats=repeats, noisy=noisy)
 
 
 def _interruptions() -> int:
@@ -147,7 +135,7 @@ def _interruptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def _sample(repeat: Repeat, repeats: int, settings: MeasureSettings, samples: _Samples) -> _Samples:
+def _sample(repeat: Repeat, repeats: int, settings: messages.MeasureSettings, samples: _Samples) -> _Samples:
     """Fill `samples` in blocks with pauses, until p50 is known well enough or the time is up."""
     calm, disturbed = samples.calm, samples.disturbed
     until = time.perf_counter() + settings.time_cap_ms * 1e-3
@@ -184,7 +172,7 @@ WAITING_SHARE = 0.25
 """Share of the wall-clock limit for waiting until the core is calm."""
 
 
-Request = TypeVar("Request", bound=Message)
+Request = TypeVar("Request", bound=messages.Message)
 
 
 def serve(argument: str, report: SandboxReport) -> int:
@@ -192,17 +180,17 @@ def serve(argument: str, report: SandboxReport) -> int:
     settings = WorkerSettings.model_validate_json(argument)
     pace = Pace() if len(settings.cores) == 1 else None
 
-    def answer(backend: Backend, request: ChildRequest, payload: bytes) -> tuple[ChildReply, bytes]:
+    def answer(backend: Backend, request: messages.ChildRequest, payload: bytes) -> tuple[messages.ChildReply, bytes]:
         return _answer(backend, settings, pace, request, payload)
 
-    return serve_requests(settings, report, ChildRequest, answer)
+    return serve_requests(settings, report, messages.ChildRequest, answer)
 
 
 def serve_requests(
     settings: WorkerSettings,
     report: SandboxReport,
     kind: type[Request],
-    answer: Callable[[Backend, Request, bytes], tuple[ChildReply, bytes]],
+    answer: Callable[[Backend, Request, bytes], tuple[messages.ChildReply, bytes]],
 ) -> int:
     """Open the runtime, then answer requests of one kind until stdin closes."""
     replies = os.fdopen(os.dup(1), "wb")
@@ -212,10 +200,10 @@ def serve_requests(
         backend = open_backend(settings)
         runtime = backend.describe()
         allow_memory(settings.limits.memory_mib)
-        sandbox = Sandbox(standing=tuple(report.standing), missing=tuple(report.missing))
-        _send(replies, ChildReply(runtime=runtime, sandbox=sandbox))
-    except AgentError as error:
-        _send(replies, ChildReply(reason=str(error)))
+        sandbox = messages.Sandbox(standing=tuple(report.standing), missing=tuple(report.missing))
+        _send(replies, messages.ChildReply(runtime=runtime, sandbox=sandbox))
+    except messages.AgentError as error:
+        _send(replies, messages.ChildReply(reason=str(error)))
         return 1
     while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
         allow_cpu(settings.limits.cpu_s)
@@ -233,24 +221,24 @@ def _receive(stream: BinaryIO, max_payload_bytes: int) -> tuple[bytes, bytes] | 
     return stream.read(header_bytes), stream.read(payload_bytes)
 
 
-def _send(stream: BinaryIO, reply: ChildReply, payload: bytes = b"") -> None:
+def _send(stream: BinaryIO, reply: messages.ChildReply, payload: bytes = b"") -> None:
     stream.write(frames.pack(reply.model_dump_json().encode(), payload))
     stream.flush()
 
 
-def faults_told(answer: Callable[[], tuple[ChildReply, bytes]]) -> tuple[ChildReply, bytes]:
+def faults_told(answer: Callable[[], tuple[messages.ChildReply, bytes]]) -> tuple[messages.ChildReply, bytes]:
     """The answer; every fault of a model becomes the reason of a failed reply."""
     try:
         return answer()
     except (MemoryError, ModelMemoryError) as error:
-        return ChildReply(reason=str(error) or "allocation failed", out_of_memory=True), b""
-    except (ModelError, AgentError) as error:
-        return ChildReply(reason=str(error)), b""
+        return messages.ChildReply(reason=str(error) or "allocation failed", out_of_memory=True), b""
+    except (ModelError, messages.AgentError) as error:
+        return messages.ChildReply(reason=str(error)), b""
     except Exception as error:  # noqa: BLE001 - a foreign model may raise anything; the fault is its own
-        return ChildReply(reason=f"{type(error).__name__}: {error}"), b""
+        return messages.ChildReply(reason=f"{type(error).__name__}: {error}"), b""
 
 
-def load(backend: Backend, job: JobMessage) -> Model:
+def load(backend: Backend, job: messages.JobMessage) -> Model:
     """The model of a job. ModelError if its format is unsupported or the runtime refuses it."""
     if job.format not in backend.formats:
         raise ModelError(f"format '{job.format}'; this device takes {', '.join(backend.formats)}")
@@ -259,20 +247,22 @@ def load(backend: Backend, job: JobMessage) -> Model:
 
 
 def _answer(
-    backend: Backend, worker: WorkerSettings, pace: Pace | None, request: ChildRequest, payload: bytes
-) -> tuple[ChildReply, bytes]:
+    backend: Backend, worker: WorkerSettings, pace: Pace | None, request: messages.ChildRequest, payload: bytes
+) -> tuple[messages.ChildReply, bytes]:
     """Load one model, time or run it, and free it."""
     model = load(backend, request.job)
     try:
         if request.settings is not None:
-            return ChildReply(timing=_time(model, request.settings, worker, pace)), b""
+            return messages.ChildReply(timing=_time(model, request.settings, worker, pace)), b""
         outputs = model.run(frames.from_bytes(request.tensors, payload))
-        return ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
+        return messages.ChildReply(tensors=frames.describe(outputs)), frames.to_bytes(outputs)
     finally:
         model.close()
 
 
-def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace: Pace | None) -> Timing:
+def _time(
+    model: Model, settings: messages.MeasureSettings, worker: WorkerSettings, pace: Pace | None
+) -> messages.Timing:
     cores, settings = worker.cores, bounded_waiting(settings, worker.limits)
     if model.elsewhere and (settings.cache == "cold" or settings.energy_ms):
         raise ModelError("another machine computes this model: neither cold caches nor energy can be measured here")
@@ -297,7 +287,7 @@ def _time(model: Model, settings: MeasureSettings, worker: WorkerSettings, pace:
     return timing.model_copy(update={"noisy": noisy, "layers": tuple(layers), "energy_mj": energy_mj})
 
 
-def bounded_waiting(settings: MeasureSettings, limits: ModelLimits) -> MeasureSettings:
+def bounded_waiting(settings: messages.MeasureSettings, limits: ModelLimits) -> messages.MeasureSettings:
     """The settings with the wait for a calm core limited to a part of the wall-clock limit, so that no job fails by waiting."""
     measured_ms = 2 * settings.time_cap_ms + settings.layers_ms  # twice: a noisy measurement is repeated
     patience = min(settings.patience, WAITING_SHARE * limits.wall_s * 1e3 / measured_ms)
@@ -309,27 +299,27 @@ def serve_segments(argument: str, report: SandboxReport) -> int:
     settings = WorkerSettings.model_validate_json(argument)
     loaded: list[_LoadedSegments] = []
 
-    def answer(backend: Backend, request: ChildSegments, payload: bytes) -> tuple[ChildReply, bytes]:
+    def answer(backend: Backend, request: messages.ChildSegments, payload: bytes) -> tuple[messages.ChildReply, bytes]:
         if request.load is not None:
             assert not loaded, "a child serves one SubNet"
             loaded.append(_LoadedSegments(backend, request.load))
-            return ChildReply(), b""
+            return messages.ChildReply(), b""
         return loaded[0].run(request, payload)
 
-    return serve_requests(settings, report, ChildSegments, answer)
+    return serve_requests(settings, report, messages.ChildSegments, answer)
 
 
 class _LoadedSegments:
     """The models of a SubNet, each run once when it is loaded."""
 
-    def __init__(self, backend: Backend, subnet: ServedSubNet) -> None:
+    def __init__(self, backend: Backend, subnet: messages.ServedSubNet) -> None:
         self.subnet, self.shapes = subnet, subnet.shapes
         self.models: list[Model] = []
         for number, segment in enumerate(subnet.segments):
             self.models.append(load(backend, segment))
             self._outputs(number, [np.zeros(shape, np.float32) for shape in segment.input_shapes])
 
-    def run(self, request: ChildSegments, payload: bytes) -> tuple[ChildReply, bytes]:
+    def run(self, request: messages.ChildSegments, payload: bytes) -> tuple[messages.ChildReply, bytes]:
         """The values that leave the segments of the request, computed from the values that enter."""
         start_s = time.perf_counter()
         names = self.subnet.entering(request.first, request.last)
@@ -341,7 +331,7 @@ class _LoadedSegments:
             values |= zip(segment.output_names, outputs, strict=True)
         left = [encoded(values[name], request.coding) for name in self.subnet.leaving(request.first, request.last)]
         computed_ms = (time.perf_counter() - start_s) * 1e3
-        reply = ChildReply(activations=tuple(one for one, _ in left), computed_ms=computed_ms)
+        reply = messages.ChildReply(activations=tuple(one for one, _ in left), computed_ms=computed_ms)
         return reply, b"".join(content for _, content in left)
 
     def _outputs(self, number: int, inputs: Sequence[FloatArray]) -> list[FloatArray]:

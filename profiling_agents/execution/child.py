@@ -12,21 +12,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from profiling_agents import frames
+from profiling_agents import frames, messages
 from profiling_agents.execution.settings import WorkerSettings
-from profiling_agents.messages import (
-    AgentError,
-    ChildReply,
-    ChildRequest,
-    JobMessage,
-    Measurement,
-    MeasureSettings,
-    Message,
-    RunRequest,
-    RunResult,
-    RuntimeInfo,
-    Sandbox,
-)
 from profiling_agents.startup import TOKEN_VARIABLE, python_path
 
 START_LIMIT_S = 180.0
@@ -58,7 +45,7 @@ class Child:
         """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> tuple[RuntimeInfo, Sandbox]:
+    async def start(self) -> tuple[messages.RuntimeInfo, messages.Sandbox]:
         """Start the process and wait for its runtime and sandbox; AgentError when there is no runtime."""
         self.served = 0
         with (self._folder / LOG_NAME).open("ab") as log:
@@ -76,18 +63,22 @@ class Child:
         except (TimeoutError, asyncio.IncompleteReadError) as error:
             self.kill()
             line = self.log_line()
-            raise AgentError(f"backend '{self._settings.backend}': its process did not start; {line}") from error
+            raise messages.AgentError(
+                f"backend '{self._settings.backend}': its process did not start; {line}"
+            ) from error
         if reply.runtime is None:
-            raise AgentError(reply.reason or "the runtime did not start")
+            raise messages.AgentError(reply.reason or "the runtime did not start")
         return reply.runtime, reply.sandbox
 
-    async def ask(self, request: Message, payload: bytes = b"") -> tuple[ChildReply, bytes]:
+    async def ask(self, request: messages.Message, payload: bytes = b"") -> tuple[messages.ChildReply, bytes]:
         """Send one request and return its reply. ChildDiedError when the child hit a limit or crashed. Cancelling kills it."""
         self.served += 1
-        self._truncate_log()
+        os.truncate(self._folder / LOG_NAME, 0)
+        assert self._process is not None
+        assert self._process.stdin is not None
         try:
             async with asyncio.timeout(self._settings.limits.wall_s):
-                self._send(request, payload)
+                self._process.stdin.write(frames.pack(request.model_dump_json().encode(), payload))
                 return await self._receive()
         except TimeoutError as error:
             self.kill()
@@ -121,9 +112,6 @@ class Child:
             return ""
         return " ".join("".join(char if char.isprintable() else " " for char in text).split())[-200:]
 
-    def _truncate_log(self) -> None:
-        os.truncate(self._folder / LOG_NAME, 0)
-
     def _environment(self) -> dict[str, str]:
         """The service's environment without its token; one OpenMP thread for each allowed thread."""
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
@@ -138,18 +126,13 @@ class Child:
             environment["PYTHONUSERBASE"] = site.getuserbase()
         return environment
 
-    def _send(self, request: Message, payload: bytes) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(frames.pack(request.model_dump_json().encode(), payload))
-
-    async def _receive(self) -> tuple[ChildReply, bytes]:
+    async def _receive(self) -> tuple[messages.ChildReply, bytes]:
         assert self._process is not None
         assert self._process.stdout is not None
         stream = self._process.stdout
         prefix = await stream.readexactly(frames.LENGTHS.size)
         header_bytes, payload_bytes = frames.read_lengths(prefix, self._settings.max_payload_bytes)
-        reply = ChildReply.model_validate_json(await stream.readexactly(header_bytes))
+        reply = messages.ChildReply.model_validate_json(await stream.readexactly(header_bytes))
         return reply, await stream.readexactly(payload_bytes)
 
     async def _death(self) -> ChildDiedError:
@@ -175,57 +158,45 @@ def memory_reason(limit_mib: int, where: str) -> str:
     return f"memory limit: needs more than {limit_mib} MiB ({where})"
 
 
-class Runner:
+class Runner(Child):
     """Runs the models of a device, one at a time. A fault of a model does not touch the models after it."""
 
-    def __init__(self, settings: WorkerSettings, folder: Path) -> None:
-        self._child = Child(settings, folder)
-        self._memory_mib = settings.limits.memory_mib
-
-    async def start(self) -> tuple[RuntimeInfo, Sandbox]:
-        """Start the child; AgentError when the runtime is not installed."""
-        return await self._child.start()
-
-    async def close(self) -> None:
-        """End the child."""
-        await self._child.close()
-
-    async def measure(self, job: JobMessage, settings: MeasureSettings) -> Measurement:
+    async def measure(self, job: messages.JobMessage, settings: messages.MeasureSettings) -> messages.Measurement:
         """Time one model; a failed measurement has its reason."""
-        reply, _ = await self._ask(ChildRequest(job=job, settings=settings))
+        reply, _ = await self._ask(messages.ChildRequest(job=job, settings=settings))
         if reply.timing is None:
-            return Measurement.failed(job.key, reply.reason or "the runtime gave no time")
-        return Measurement.ok(job.key, reply.timing)
+            return messages.Measurement.failed(job.key, reply.reason or "the runtime gave no time")
+        return messages.Measurement.ok(job.key, reply.timing)
 
-    async def run(self, request: RunRequest, payload: bytes) -> tuple[RunResult, bytes]:
+    async def run(self, request: messages.RunRequest, payload: bytes) -> tuple[messages.RunResult, bytes]:
         """Run one model once; a failed result has its reason."""
-        reply, outputs = await self._ask(ChildRequest(job=request.job, tensors=request.tensors), payload)
-        return RunResult(tensors=reply.tensors, reason=reply.reason), outputs
+        reply, outputs = await self._ask(messages.ChildRequest(job=request.job, tensors=request.tensors), payload)
+        return messages.RunResult(tensors=reply.tensors, reason=reply.reason), outputs
 
-    async def _ask(self, request: ChildRequest, payload: bytes = b"") -> tuple[ChildReply, bytes]:
+    async def _ask(self, request: messages.ChildRequest, payload: bytes = b"") -> tuple[messages.ChildReply, bytes]:
         """Ask the child. A job that ran out of memory or crashed in a used child is retried once in a fresh child."""
-        if not self._child.alive:
-            await self._child.start()
-        fresh = self._child.served == 0
+        if not self.alive:
+            await self.start()
+        fresh = self.served == 0
         reply, outputs, retry = await self._try(request, payload)
         if retry and not fresh:
-            await self._child.close()
-            await self._child.start()
+            await self.close()
+            await self.start()
             reply, outputs, _ = await self._try(request, payload)
         return reply, outputs
 
-    async def _try(self, request: ChildRequest, payload: bytes) -> tuple[ChildReply, bytes, bool]:
+    async def _try(self, request: messages.ChildRequest, payload: bytes) -> tuple[messages.ChildReply, bytes, bool]:
         """(reply, outputs, whether another child may succeed)."""
         try:
-            reply, outputs = await self._child.ask(request, payload)
+            reply, outputs = await self.ask(request, payload)
         except ChildDiedError as error:
-            return ChildReply(reason=str(error)), b"", error.retry
-        except AgentError as error:
-            return ChildReply(reason=str(error)), b"", False
+            return messages.ChildReply(reason=str(error)), b"", error.retry
+        except messages.AgentError as error:
+            return messages.ChildReply(reason=str(error)), b"", False
         if reply.reason is None:
             return reply, outputs, False
         if reply.out_of_memory:
-            reason = memory_reason(self._memory_mib, reply.reason)
+            reason = memory_reason(self._settings.limits.memory_mib, reply.reason)
         else:
-            reason = f"{reply.reason} {self._child.log_line()}".strip()
-        return ChildReply(reason=reason), b"", reply.out_of_memory
+            reason = f"{reply.reason} {self.log_line()}".strip()
+        return messages.ChildReply(reason=reason), b"", reply.out_of_memory

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from profiling_agents.backends.base import RuntimeOptions
 from profiling_agents.messages import MIB, Message
+from profiling_agents.sandbox.entering import PlannedSandbox
 from profiling_agents.sensing.sensors import SYSTEM
 
 
@@ -39,21 +40,12 @@ def allow_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
 
 
-class SandboxPlan(Message):
-    """The sandbox of the child, as `profiling_agents.sandbox.entering.PlannedSandbox` reads it; `folder`: the child's own."""
-
-    folder: Path
-    user: int | None
-    readable: tuple[Path, ...] = ()
-    accelerator: bool = False
-
-
 class WorkerSettings(RuntimeOptions):
     """How the service starts its child (one JSON argument). segments: serve loaded segments and time no models."""
 
     cores: tuple[int, ...]
     limits: ModelLimits
-    sandbox: SandboxPlan | None
+    sandbox: PlannedSandbox | None
     max_payload_bytes: int
     sensors_root: Path = SYSTEM
     segments: bool = False

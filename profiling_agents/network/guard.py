@@ -110,6 +110,14 @@ class UncheckedTokenError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class RequestRefused(Exception):
+    """A request is refused with an HTTP status; its line is the reason. retry_after_s: when another attempt may succeed."""
+
+    def __init__(self, line: str, status: int, retry_after_s: float | None = None) -> None:
+        super().__init__(line)
+        self.status, self.retry_after_s = status, retry_after_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
     """The limits of a service.

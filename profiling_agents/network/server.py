@@ -216,12 +216,22 @@ async def serve_with(
     `ready` is printed once the server serves and signals stop it, even if they were ignored before (shell's background).
     At the end, works are cancelled in reverse order: each may need the works before it until it has ended.
     """
+
+    def stop_with_stdin() -> None:
+        wait_for_stdin(network.silence_limit_s)
+        server.should_exit = True
+
+    async def announce() -> None:
+        while not server.started:
+            await asyncio.sleep(STARTED_CHECK_S)
+        print(ready, flush=True)
+
     if network.stop_with_stdin:
-        threading.Thread(target=_stop_with_stdin, args=(server, network.silence_limit_s), daemon=True).start()
+        threading.Thread(target=stop_with_stdin, daemon=True).start()
     tasks = [asyncio.create_task(work) for work in works]
     for task in tasks:
         task.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    tasks.append(asyncio.create_task(_announce(server, ready)))
+    tasks.append(asyncio.create_task(announce()))
     try:
         await server.serve(sockets=[*listeners])
     finally:
@@ -231,18 +241,6 @@ async def serve_with(
         for task in tasks:
             with suppress(asyncio.CancelledError):
                 await task
-
-
-async def _announce(server: uvicorn.Server, ready: str) -> None:
-    while not server.started:
-        await asyncio.sleep(STARTED_CHECK_S)
-    print(ready, flush=True)
-
-
-def _stop_with_stdin(server: uvicorn.Server, silence_limit_s: int) -> None:
-    """Stop when stdin closes or falls silent."""
-    wait_for_stdin(silence_limit_s)
-    server.should_exit = True
 
 
 def wait_for_stdin(silence_limit_s: int) -> None:

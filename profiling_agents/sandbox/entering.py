@@ -22,17 +22,6 @@ from typing import Any
 
 import profiling_agents
 from profiling_agents.sandbox import seccomp
-from profiling_agents.sandbox.seccomp import (
-    CAP_DAC_OVERRIDE,
-    CAP_DAC_READ_SEARCH,
-    PR_SET_KEEPCAPS,
-    PR_SET_NO_NEW_PRIVS,
-    PR_SET_PDEATHSIG,
-    keep_capabilities,
-    process_control,
-    system_call,
-    unshare,
-)
 
 FIRST, LAST = 64200, 64899
 """Linux distributions leave this range free, and it is below 65536, so that most containers know it, too."""
@@ -55,11 +44,11 @@ def free_user() -> int | None:
 def become(user: int, groups: list[int], *, read_everything: bool) -> None:
     """Become this user without capabilities, or only with the one to read all files if wanted. OSError when it fails."""
     if read_everything:
-        process_control(PR_SET_KEEPCAPS, 1)
+        seccomp.process_control(seccomp.PR_SET_KEEPCAPS, 1)
     os.setgroups(groups)
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    keep_capabilities(1 << CAP_DAC_READ_SEARCH if read_everything else 0)
+    seccomp.keep_capabilities(1 << seccomp.CAP_DAC_READ_SEARCH if read_everything else 0)
 
 
 def can_read(user: int, paths: list[Path]) -> bool:
@@ -94,14 +83,14 @@ def leave_network() -> None:
     threads yet.
     """
     if os.geteuid() == 0:
-        unshare(NEW_NETWORK | NEW_SHARED_MEMORY)
+        seccomp.unshare(NEW_NETWORK | NEW_SHARED_MEMORY)
         return
     user, group = os.geteuid(), os.getegid()
-    unshare(NEW_USER | NEW_NETWORK | NEW_SHARED_MEMORY)
+    seccomp.unshare(NEW_USER | NEW_NETWORK | NEW_SHARED_MEMORY)
     (OWN / "setgroups").write_text("deny")
     (OWN / "uid_map").write_text(f"{user} {user} 1")
     (OWN / "gid_map").write_text(f"{group} {group} 1")
-    keep_capabilities(0)
+    seccomp.keep_capabilities(0)
 
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -132,7 +121,7 @@ class _PathBeneath(ctypes.Structure):
 
 def version() -> int:
     """The kernel's version of Landlock; OSError if it has none."""
-    return system_call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(ASK_VERSION))
+    return seccomp.system_call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(ASK_VERSION))
 
 
 def restrict(readable: Iterable[Path], writable: Iterable[Path]) -> None:
@@ -149,12 +138,12 @@ def restrict(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     )
     fields = 3 if known >= WITH_SCOPES else 2 if known >= WITH_NETWORK else 1
     size = ctypes.c_size_t(fields * ctypes.sizeof(ctypes.c_uint64))
-    ruleset = system_call(CREATE_RULESET, ctypes.byref(rules), size, ctypes.c_uint32(0))
+    ruleset = seccomp.system_call(CREATE_RULESET, ctypes.byref(rules), size, ctypes.c_uint32(0))
     try:
         for rights, paths in ((READ, readable), (WRITE, writable)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
-        system_call(RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+        seccomp.system_call(RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     finally:
         os.close(ruleset)
 
@@ -167,7 +156,7 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
     try:
         allowed = rights if path.is_dir() else rights & OF_FILES
         rule = _PathBeneath(allowed, opened)
-        system_call(
+        seccomp.system_call(
             ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0)
         )
     finally:
@@ -186,20 +175,9 @@ ACCELERATORS = ("/dev/nvidia*", "/dev/nvhost*", "/dev/nvmap", "/dev/dri", "/dev/
 INSTALLED = ("site-packages", "dist-packages")
 
 
-def readable_files() -> list[Path]:
-    """Python, its packages, the system's libraries, and the system's facts about its processor."""
-    own = Path("/proc") / str(os.getpid())
-    return [*map(Path, (*LIBRARIES, *SETTINGS, *FACTS)), own, PACKAGE, *_python()]
-
-
 def accelerators() -> list[Path]:
     """The files of accelerators' drivers."""
     return [Path(path) for pattern in ACCELERATORS for path in glob.glob(pattern)]
-
-
-def own_threads() -> Path:
-    """The folder in which a process may write about its own threads, for example names; CUDA does not start without it."""
-    return Path("/proc") / str(os.getpid()) / "task"
 
 
 def groups_of(devices: list[Path]) -> list[int]:
@@ -268,7 +246,7 @@ def enter_sandbox(plan: PlannedSandbox | None) -> SandboxReport:
     elif plan is not None:
         report.missing.append(f"all: models can do what the agent's user can (no sandbox is known for {sys.platform})")
     if sys.platform == "linux":
-        process_control(PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of user clears it
+        seccomp.process_control(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of user clears it
     return report
 
 
@@ -283,12 +261,15 @@ def limit_files() -> None:
 def _enter_linux(plan: PlannedSandbox, report: SandboxReport) -> None:
     with report.part("network", "models reach the network where no other part stops them"):
         leave_network()
-    process_control(PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.process_control(seccomp.PR_SET_NO_NEW_PRIVS, 1)
     devices = accelerators() if plan.accelerator else []
-    readable = [*readable_files(), *plan.readable]
+    # Python, its packages, the system's libraries, and the system's facts about its processor
+    process = Path("/proc") / str(os.getpid())
+    readable = [*map(Path, (*LIBRARIES, *SETTINGS, *FACTS)), process, PACKAGE, *_python(), *plan.readable]
     writable = [plan.folder, *map(Path, DEVICES), *devices]
     with report.part("files", "models can read and write the files of their user"):
-        restrict(readable, [*writable, own_threads()] if plan.accelerator else writable)
+        # CUDA does not start unless it may write about its own threads, for example names
+        restrict(readable, [*writable, process / "task"] if plan.accelerator else writable)
     if os.geteuid() == 0:
         with report.part("user", "models run as root, with no right but to open files"):
             _become(plan.user, devices, behind_files="files" in report.standing)
@@ -306,5 +287,5 @@ def _become(user: int | None, devices: list[Path], *, behind_files: bool) -> Non
     if user is not None and (behind_files or can_read(user, needed)):
         become(user, groups_of(devices), read_everything=behind_files)
         return
-    keep_capabilities(1 << CAP_DAC_OVERRIDE)  # the models belong to the plan's user
+    seccomp.keep_capabilities(1 << seccomp.CAP_DAC_OVERRIDE)  # the models belong to the plan's user
     raise OSError(0, "no other user is free here" if user is None else f"another user cannot read {sys.base_prefix}")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def find_meter(*, on_gpu: bool = False, root: Path = SYSTEM) -> EnergyMeter | No
         return _nvml()
     domains = [folder for _, folder in rapl_domains(root)]
     if domains:
-        return EnergyMeter("rapl", counters=[_rapl(folder) for folder in domains])
+        readings = (partial(read_number, folder / "energy_uj") for folder in domains)
+        ranges = (read_number(folder / "max_energy_range_uj") for folder in domains)
+        return EnergyMeter("rapl", counters=list(map(Counter, readings, ranges)))
     rails = list(board_rails(root))
     for kind in ("ina3221", "hwmon"):
         chosen = [pair for pair in rails if pair[0].kind == kind]
@@ -114,10 +117,6 @@ def find_meter(*, on_gpu: bool = False, root: Path = SYSTEM) -> EnergyMeter | No
 def gpu_sensors() -> tuple[PowerSensor, ...]:
     """The GPU's energy counter, if pynvml is installed and finds exactly one GPU with a counter."""
     return () if _nvml() is None else (PowerSensor(name="gpu", kind="nvml", measures="energy"),)
-
-
-def _rapl(folder: Path) -> Counter:
-    return Counter(lambda: read_number(folder / "energy_uj"), read_number(folder / "max_energy_range_uj"))
 
 
 def _rail(files: Sequence[Path]) -> Reading:

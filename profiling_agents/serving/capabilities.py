@@ -15,10 +15,10 @@ from pathlib import Path
 
 from profiling_agents.backends import ELSEWHERE
 from profiling_agents.execution.bench import RULES_VERSION
-from profiling_agents.execution.settings import ModelLimits, SandboxPlan
+from profiling_agents.execution.settings import ModelLimits
 from profiling_agents.messages import MAX_TENSORS_MIB, PROTOCOL, Capabilities, Precision, RuntimeInfo, Sandbox
 from profiling_agents.network.endpoint import Endpoint
-from profiling_agents.sandbox.entering import free_user
+from profiling_agents.sandbox.entering import PlannedSandbox, free_user
 from profiling_agents.sensing import machine, sensors
 from profiling_agents.sensing.energy import gpu_sensors
 from profiling_agents.sensing.machine import Claim
@@ -55,7 +55,7 @@ class ServerOptions:
         return sensors.cores_root(self.sensors_root)
 
 
-def sandbox_plan(options: ServerOptions, models: Path) -> SandboxPlan | None:
+def sandbox_plan(options: ServerOptions, models: Path) -> PlannedSandbox | None:
     """Make the folder of the models, and plan the sandbox of the process that runs them; None for no sandbox."""
     models.mkdir(mode=0o700)
     if not options.sandbox or options.backend in ELSEWHERE:
@@ -65,7 +65,7 @@ def sandbox_plan(options: ServerOptions, models: Path) -> SandboxPlan | None:
         os.chown(models, user, user)
     readable = () if options.sensors_root == sensors.SYSTEM else (options.sensors_root / "sys",)
     accelerator = (options.provider or "cpu").lower() not in ("cpu", "cpuexecutionprovider")
-    return SandboxPlan(folder=models, user=user, readable=readable, accelerator=accelerator)
+    return PlannedSandbox(folder=models, user=user, readable=readable, accelerator=accelerator)
 
 
 def told(options: ServerOptions, sandbox: Sandbox) -> Sandbox:
@@ -121,6 +121,12 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
     The client adds the choices of its engine.
     """
     others = [one for one in runtime.precisions if one != "int8"]  # existing tables are older than the probe for int8
+
+    def frequency(core: int) -> str:
+        """The state of a core's frequency; with the frequency [MHz] if pinned."""
+        state = frequency_state(core, root)
+        return f"{state} {frequency_mhz(core, 'max', root):g}" if state == "pinned" else state
+
     facts = {
         "runtime": runtime.model_dump(exclude={"engine_options", "settings"}) | {"precisions": others},
         "threads": threads,
@@ -130,13 +136,7 @@ def fingerprint(runtime: RuntimeInfo, cores: Sequence[int], threads: int, pinned
         "system": platform.system(),
         "core_kinds": sorted({str(core_kind(core, root)) for core in cores}),
         "governors": sorted({str(governor(core, root)) for core in cores}),
-        "frequency": sorted({_frequency(core, root) for core in cores}),
+        "frequency": sorted({frequency(core) for core in cores}),
         "rules": RULES_VERSION,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _frequency(core: int, root: Path) -> str:
-    """The state of a core's frequency; with the frequency [MHz] if pinned."""
-    state = frequency_state(core, root)
-    return f"{state} {frequency_mhz(core, 'max', root):g}" if state == "pinned" else state

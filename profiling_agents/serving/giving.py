@@ -3,9 +3,8 @@
 The coordinator sends the address and a proof that it has the other device's token. This device connects only to addresses
 that its operator has named, whatever a coordinator sends.
 
-Runs of this device that wait for values, which arrive with a ticket from another device or from the coordinator.
-
-The coordinator makes a random ticket for one run. Only the device to which it sends the ticket knows it, too.
+Runs of this device wait for values, which arrive with a ticket from another device or from the coordinator. The ticket is a
+random number of one run, which only the coordinator and the device to which it sends the ticket know.
 """
 
 import asyncio
@@ -19,22 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from profiling_agents.messages import (
-    DEVICE_MESSAGES,
-    STREAM_PROTOCOL,
-    AgentError,
-    DeviceMessage,
-    GivenTimes,
-    GivenValues,
-    HelloDevice,
-    Receiver,
-    RefusedStream,
-    SentActivation,
-    Shape,
-    TookValues,
-    Welcome,
-    coded_bytes,
-)
+from profiling_agents import messages
 from profiling_agents.network.endpoint import host_and_port
 from profiling_agents.streams import FrameHead, FrameReader, FrameWriter, StreamEndError, StreamError, abandon, kept
 
@@ -47,7 +31,7 @@ SCHEMES = ("tcp", "tls")
 LONGEST_LINE = 300
 
 
-class NotGivenError(AgentError):
+class NotGivenError(messages.AgentError):
     """The values have not reached the other device; the coordinator takes them. One line."""
 
 
@@ -72,8 +56,8 @@ class GivingValues:
         self._failed_s: dict[str, float] = {}
 
     async def give(
-        self, receiver: Receiver, tensors: tuple[SentActivation, ...], content: bytes, within_s: float
-    ) -> GivenTimes:
+        self, receiver: messages.Receiver, tensors: tuple[messages.SentActivation, ...], content: bytes, within_s: float
+    ) -> messages.GivenTimes:
         """Give coded tensors to the run that waits for them. NotGivenError: they did not arrive, or may not be given."""
         host, port, secure = self._checked(receiver.url)
         start_s = time.perf_counter()
@@ -82,7 +66,9 @@ class GivingValues:
                 connection = await self._connection(receiver, host, port, secure=secure)
                 received_ms = await connection.give(receiver.ticket, tensors, content)
                 total_ms = (time.perf_counter() - start_s) * 1e3
-                return GivenTimes(bytes=len(content), total_ms=total_ms, received_ms=min(received_ms, total_ms))
+                return messages.GivenTimes(
+                    bytes=len(content), total_ms=total_ms, received_ms=min(received_ms, total_ms)
+                )
         except TimeoutError as error:
             raise NotGivenError(f"{host_and_port(host, port)}: has not taken values in time") from error
         except (OSError, StreamError, StreamEndError) as error:
@@ -108,7 +94,7 @@ class GivingValues:
             raise NotGivenError(f"{shown} is not allowed here; its operator allows it with --allow-peer {shown}")
         return host, port, parts.scheme == "tls"
 
-    async def _connection(self, receiver: Receiver, host: str, port: int, *, secure: bool) -> "_Connection":
+    async def _connection(self, receiver: messages.Receiver, host: str, port: int, *, secure: bool) -> "_Connection":
         """The open connection, or a new one; concurrent callers wait for the same one. OSError, StreamError, StreamEndError."""
         where, address = _Where(receiver.url, receiver.digest, receiver.proof), host_and_port(host, port)
         opening = self._open.pop(where, None)
@@ -129,13 +115,11 @@ class GivingValues:
     async def _opened(self, where: _Where, host: str, port: int, *, secure: bool) -> "_Connection":
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                return await _connected(where, host, port, self._context() if secure else None)
+                context = ssl.create_default_context(cafile=self._ca_file) if secure else None
+                return await _connected(where, host, port, context)
         except BaseException:
             self._failed_s[host_and_port(host, port)] = time.monotonic()
             raise
-
-    def _context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self._ca_file)
 
     def _drop(self, where: _Where) -> None:
         opening = self._open.pop(where)
@@ -150,7 +134,7 @@ class _Connection:
     """An open connection to a device that takes values."""
 
     stream: asyncio.StreamWriter
-    frames: FrameReader[DeviceMessage]
+    frames: FrameReader[messages.DeviceMessage]
     ended: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _waiting: "dict[int, asyncio.Future[float]]" = field(default_factory=dict)
@@ -160,23 +144,25 @@ class _Connection:
     async def greet(self, where: _Where) -> None:
         """Show the proof. StreamError, StreamEndError, OSError."""
         self._giver = FrameWriter(self.stream)
-        await self._giver.send(HelloDevice(protocol=STREAM_PROTOCOL, digest=where.digest, proof=where.proof))
+        await self._giver.send(
+            messages.HelloDevice(protocol=messages.STREAM_PROTOCOL, digest=where.digest, proof=where.proof)
+        )
         head = await self.frames.head()
         await self.frames.payload(head, 0)
-        if isinstance(head.message, RefusedStream):
+        if isinstance(head.message, messages.RefusedStream):
             raise StreamError(f"refuses: {_shown(head.message.line)}")
-        if not isinstance(head.message, Welcome):
+        if not isinstance(head.message, messages.Welcome):
             raise StreamError(f"answers with '{head.message.kind}'")
         self._reading = asyncio.create_task(self._read())
 
-    async def give(self, ticket: str, tensors: tuple[SentActivation, ...], content: bytes) -> float:
+    async def give(self, ticket: str, tensors: tuple[messages.SentActivation, ...], content: bytes) -> float:
         """Give values and return the time to receive them, as the other device reports it [ms]."""
         assert self._giver is not None, "greeted"
         number = next(self._numbers)
         taken: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting[number] = taken
         try:
-            await self._giver.send(GivenValues(request=number, ticket=ticket, tensors=tensors), [content])
+            await self._giver.send(messages.GivenValues(request=number, ticket=ticket, tensors=tensors), [content])
             return await taken
         except BaseException:
             self.end("values were not given")  # a part of their frame may be on the way
@@ -209,10 +195,10 @@ class _Connection:
         self.end(reason)
 
     def _take(self, message: object) -> None:
-        if isinstance(message, RefusedStream):
+        if isinstance(message, messages.RefusedStream):
             raise StreamError(f"refuses: {_shown(message.line)}")
-        taken = self._waiting.get(message.request) if isinstance(message, TookValues) else None
-        if not isinstance(message, TookValues) or taken is None:
+        taken = self._waiting.get(message.request) if isinstance(message, messages.TookValues) else None
+        if not isinstance(message, messages.TookValues) or taken is None:
             raise StreamError("answers what was not asked")
         if not taken.done():
             taken.set_result(message.received_ms)
@@ -225,7 +211,7 @@ async def _connected(where: _Where, host: str, port: int, context: ssl.SSLContex
     except ValueError as error:  # TLS reports certificate errors as two kinds of exceptions
         raise StreamError(f"cannot be reached ({error})") from error
     kept(writer)
-    connection = _Connection(writer, FrameReader(reader, DEVICE_MESSAGES))
+    connection = _Connection(writer, FrameReader(reader, messages.DEVICE_MESSAGES))
     try:
         await connection.greet(where)
     except BaseException:
@@ -249,21 +235,21 @@ TICKET_LIMIT_S = 2.0
 """The values may arrive before their run does, since the two use different connections."""
 
 
-class TicketError(AgentError):
+class TicketError(messages.AgentError):
     """Values that no run waits for, or that differ from the awaited ones. One line."""
 
 
 class CameValues(NamedTuple):
     """Coded tensors, and the time to receive them [ms]."""
 
-    tensors: tuple[SentActivation, ...]
+    tensors: tuple[messages.SentActivation, ...]
     content: bytearray
     received_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    shapes: tuple[Shape, ...]
+    shapes: tuple[messages.Shape, ...]
     values: "asyncio.Future[CameValues]"
 
 
@@ -275,7 +261,7 @@ class AwaitedValues:
         self._late: dict[str, _Awaited] = {}
         self._announced = asyncio.Event()
 
-    async def wait(self, ticket: str, shapes: Sequence[Shape], within_s: float) -> CameValues | None:
+    async def wait(self, ticket: str, shapes: Sequence[messages.Shape], within_s: float) -> CameValues | None:
         """The values of a ticket; None if they do not arrive in time. TicketError if another run has the ticket."""
         if ticket in self._waiting or ticket in self._late:
             raise TicketError("a ticket of another run")
@@ -294,7 +280,7 @@ class AwaitedValues:
         finally:
             self._waiting.pop(ticket, None)
 
-    async def take(self, frames: FrameReader[Any], head: FrameHead[Any], given: GivenValues) -> float:
+    async def take(self, frames: FrameReader[Any], head: FrameHead[Any], given: messages.GivenValues) -> float:
         """Read values for the run that waits, or has waited, for them; return the time to receive them [ms].
 
         Nothing is read before it is known how many bytes the run waits for. TicketError, StreamError.
@@ -305,7 +291,7 @@ class AwaitedValues:
         (self._waiting if given.ticket in self._waiting else self._late).pop(given.ticket, None)  # valid once
         start_s = time.perf_counter()
         try:
-            content = await frames.payload(head, coded_bytes(awaited.shapes, given.tensors))
+            content = await frames.payload(head, messages.coded_bytes(awaited.shapes, given.tensors))
         except BaseException:
             if not awaited.values.done():
                 self._waiting[given.ticket] = awaited  # the coordinator may still send them

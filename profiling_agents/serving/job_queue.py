@@ -11,26 +11,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from profiling_agents import messages
 from profiling_agents.execution.child import Runner
 from profiling_agents.frames import to_line
-from profiling_agents.messages import (
-    MIB,
-    JobMessage,
-    JobProgress,
-    JobsQueued,
-    JobsRequest,
-    Measurement,
-    MeasureSettings,
-)
+from profiling_agents.network.guard import RequestRefused
 from profiling_agents.serving.store import ModelFiles
-
-
-class LeaseError(Exception):
-    """The device is leased by another client (`status` 423), or the caller holds no lease (409). One line."""
-
-    def __init__(self, line: str, status: int) -> None:
-        super().__init__(line)
-        self.status = status
 
 
 class Leases:
@@ -48,24 +33,24 @@ class Leases:
         return max(0.0, self._expires_at - self._clock()) if self._holder is not None else 0.0
 
     def acquire(self, lease: str, ttl_s: float) -> bool:
-        """Take or renew the lease; return whether it is new. LeaseError while another client holds it."""
+        """Take or renew the lease; return whether it is new. RequestRefused while another client holds it."""
         remaining_s = self.remaining_s
         if remaining_s > 0 and not self._holds(lease):
-            raise LeaseError(f"the device is leased by another client; free in at most {remaining_s:.1f} s", 423)
+            raise RequestRefused(f"the device is leased by another client; free in at most {remaining_s:.1f} s", 423)
         self._holder = lease
         self._ttl_s = ttl_s
         self._expires_at = self._clock() + ttl_s
         return remaining_s <= 0
 
     def renew(self, lease: str) -> float:
-        """Restart the lease's time and return it [s]. LeaseError unless the lease is the holder's."""
+        """Restart the lease's time and return it [s]. RequestRefused unless the lease is the holder's."""
         if self.remaining_s <= 0 or not self._holds(lease):
-            raise LeaseError("no valid lease: it was never granted or has expired; ask for a new one", 409)
+            raise RequestRefused("no valid lease: it was never granted or has expired; ask for a new one", 409)
         self._expires_at = self._clock() + self._ttl_s
         return self._ttl_s
 
     def release(self, lease: str) -> None:
-        """Free the device; LeaseError when the lease is not the holder's."""
+        """Free the device; RequestRefused when the lease is not the holder's."""
         self.renew(lease)
         self._holder = None
 
@@ -74,32 +59,12 @@ class Leases:
 
 
 MAX_JOBS = 20_000
-MAX_BYTES = 16 * MIB
+MAX_BYTES = 16 * messages.MIB
 HEARTBEAT_S = 5.0
 """A stream without a result for this long sends an empty line, to distinguish a slow job from a dead connection."""
 FAULT_PAUSE_S = 1.0
 LONGEST_WAIT_S = 60.0
 CANCELLED = "cancelled by the client"
-
-
-class QueueFullError(Exception):
-    """Too many jobs wait or have unfetched results; room is likely in `retry_after_s`. One line."""
-
-    def __init__(self, line: str, retry_after_s: float) -> None:
-        super().__init__(line)
-        self.retry_after_s = retry_after_s
-
-
-class NumberError(Exception):
-    """A job number that the queue does not have (404) or that contradicts its state (409). One line."""
-
-    def __init__(self, line: str, status: int) -> None:
-        super().__init__(line)
-        self.status = status
-
-
-class BenchError(Exception):
-    """The agent cannot measure at all now; no job is at fault. One line."""
 
 
 class JobQueue:
@@ -111,15 +76,15 @@ class JobQueue:
         self._runner = runner
         self._models = models
         self._clock = clock
-        self._waiting: deque[tuple[bytes, MeasureSettings]] = deque()
+        self._waiting: deque[tuple[bytes, messages.MeasureSettings]] = deque()
         self._results: deque[bytes] = deque()
         self._cancelled: set[int] = set()
         self._first = self._done = 0
-        self._last: tuple[str, JobsQueued] | None = None
+        self._last: tuple[str, messages.JobsQueued] | None = None
         self._bytes = 0
         self._busy_s = 0.0
         self._generation = 0
-        self._running: asyncio.Task[Measurement] | None = None
+        self._running: asyncio.Task[messages.Measurement] | None = None
         self._fault: str | None = None
         self._news = asyncio.Event()
 
@@ -135,10 +100,10 @@ class JobQueue:
         self._last = None
         self._busy_s = 0.0
 
-    def drop(self) -> JobsQueued:
+    def drop(self) -> messages.JobsQueued:
         """Forget waiting jobs and all results, stop the running job. Numbers continue from the returned number."""
         for content, _ in self._waiting:
-            self._models.release(JobMessage.model_validate_json(content).files)
+            self._models.release(messages.JobMessage.model_validate_json(content).files)
         self._first = self._done = self.next
         self._waiting.clear()
         self._results.clear()
@@ -149,12 +114,12 @@ class JobQueue:
         if self._running is not None:
             self._running.cancel()
         self._tell()
-        return JobsQueued(first=self._done, next=self._done)
+        return messages.JobsQueued(first=self._done, next=self._done)
 
-    def submit(self, request: JobsRequest) -> JobsQueued:
+    def submit(self, request: messages.JobsRequest) -> messages.JobsQueued:
         """Queue jobs whose files are stored. If a client sends its last batch again, it is not queued twice.
 
-        QueueFullError when not all jobs fit; then no job is queued.
+        RequestRefused when not all jobs fit; then no job is queued.
         """
         if self._last is not None and self._last[0] == request.batch:
             return self._last[1]
@@ -163,8 +128,9 @@ class JobQueue:
         count = len(self._waiting) + len(self._results) + len(contents)
         if count > MAX_JOBS or self._bytes + size > MAX_BYTES:
             line = f"the queue is full: {len(self._waiting)} jobs wait, {len(self._results)} results were not fetched"
-            raise QueueFullError(line, self._retry_after_s(len(contents)))
-        queued = JobsQueued(first=self.next, next=self.next + len(contents))
+            likely_s = len(contents) * (self._mean_s() or 0.0)
+            raise RequestRefused(line, 429, min(LONGEST_WAIT_S, max(1.0, likely_s)))
+        queued = messages.JobsQueued(first=self.next, next=self.next + len(contents))
         for job, content in zip(request.jobs, contents, strict=True):
             self._models.hold(job.files)
             self._waiting.append((content, request.settings))
@@ -173,15 +139,15 @@ class JobQueue:
         self._tell()
         return queued
 
-    def progress(self, number: int) -> JobProgress:
-        """The position of a job; NumberError for a job that was never queued."""
+    def progress(self, number: int) -> messages.JobProgress:
+        """The position of a job; RequestRefused for a job that was never queued."""
         self._check(number)
         if number < self._done:
             state = "done"
         else:
             state = "running" if number == self._done and self._running is not None else "queued"
         mean_s = self._mean_s()
-        return JobProgress.model_validate(
+        return messages.JobProgress.model_validate(
             {
                 "number": number,
                 "state": state,
@@ -193,7 +159,7 @@ class JobQueue:
         )
 
     def cancel(self, number: int) -> None:
-        """Fail a waiting or running job as cancelled; a finished job keeps its result. NumberError for an unknown job."""
+        """Fail a waiting or running job as cancelled; a finished job keeps its result. RequestRefused for an unknown job."""
         self._check(number)
         if number < self._done:
             return
@@ -204,13 +170,15 @@ class JobQueue:
     def results(self, first: int) -> AsyncIterator[bytes]:
         """Lines of results (JSON and its checksum) from job `first` on, as they come, until every queued job has one.
 
-        Results before `first` count as fetched and are forgotten. NumberError when `first` itself was forgotten or was not
-        submitted; BenchError when the agent cannot measure.
+        Results before `first` count as fetched and are forgotten. RequestRefused when `first` itself was forgotten or was not
+        submitted, or when the agent cannot measure.
         """
         if not self._first <= first <= self.next:
-            raise NumberError(f"results from number {first}: those from {self._first} to {self.next} can be had", 409)
+            raise RequestRefused(
+                f"results from number {first}: those from {self._first} to {self.next} can be had", 409
+            )
         if self._fault is not None and first >= self._done:
-            raise BenchError(self._fault)
+            raise RequestRefused(self._fault, 503)
         while self._first < min(first, self._done):
             self._bytes -= len(self._results.popleft())
             self._first += 1
@@ -235,10 +203,10 @@ class JobQueue:
         """Measure the first waiting job; it stays first if the agent, not the job, fails."""
         number, generation = self._done, self._generation
         content, settings = self._waiting[0]
-        job = JobMessage.model_validate_json(content)
+        job = messages.JobMessage.model_validate_json(content)
         start_s = self._clock()
         if number in self._cancelled:
-            self._finish(job, content, Measurement.failed(job.key, CANCELLED))
+            self._finish(job, content, messages.Measurement.failed(job.key, CANCELLED))
             return
         self._running = asyncio.create_task(self._runner.measure(job, settings))
         await asyncio.wait({self._running})
@@ -248,7 +216,7 @@ class JobQueue:
         if generation != self._generation:
             return
         if task.cancelled():
-            self._finish(job, content, Measurement.failed(job.key, CANCELLED))
+            self._finish(job, content, messages.Measurement.failed(job.key, CANCELLED))
             return
         error = task.exception()
         if error is not None:
@@ -259,7 +227,7 @@ class JobQueue:
         self._busy_s += self._clock() - start_s
         self._finish(job, content, task.result())
 
-    def _finish(self, job: JobMessage, content: bytes, result: Measurement) -> None:
+    def _finish(self, job: messages.JobMessage, content: bytes, result: messages.Measurement) -> None:
         line = to_line(result.model_dump_json().encode())
         self._waiting.popleft()
         self._cancelled.discard(self._done)
@@ -287,7 +255,7 @@ class JobQueue:
 
     def _check(self, number: int) -> None:
         if not 0 <= number < self.next:
-            raise NumberError(f"job {number}: not in the queue, which holds numbers below {self.next}", 404)
+            raise RequestRefused(f"job {number}: not in the queue, which holds numbers below {self.next}", 404)
 
     def _tell(self) -> None:
         """Wake all that wait for a change."""
@@ -297,6 +265,3 @@ class JobQueue:
     def _mean_s(self) -> float | None:
         """Mean duration of a job of this lease [s]."""
         return self._busy_s / self._done if self._done else None
-
-    def _retry_after_s(self, jobs: int) -> float:
-        return min(LONGEST_WAIT_S, max(1.0, jobs * (self._mean_s() or 0.0)))

@@ -30,10 +30,10 @@ from profiling_agents.frames import CHECKSUM_HEADER, GarbledError
 from profiling_agents.lines import NO_SPACE
 from profiling_agents.messages import MAX_TENSORS_MIB, MIB, AgentError, Answered, Pulled, one_line
 from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind, new_token
-from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules, refusal
+from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules, RequestRefused, refusal
 from profiling_agents.network.server import http_server, private_folder, serve_with
 from profiling_agents.serving.service import LEASE_HEADER, REFUSALS, ROUTES, Refuse, number_of
-from profiling_agents.serving.store import StoreFullError
+from profiling_agents.serving.store import DISK_FULL
 
 PULL_S = 20.0
 """A pull waits this long for a request."""
@@ -45,10 +45,6 @@ CHUNKS_AHEAD = 8
 WAIT_HEADER = "wait-s"
 WORKING_HEADER = "working"
 REQUEST_HEADER = "request"
-
-
-class AwayError(Exception):
-    """No device is connected to this relay, or it lost the request. One line."""
 
 
 class BrokenAnswerError(Exception):
@@ -83,7 +79,7 @@ class Relay:
     async def forward(self, route: str, method: str, request: Request) -> Response:
         """Forward a client's request: wait for the device's answer and pass it on."""
         if self._away():
-            raise AwayError("no device is connected to this relay")
+            raise RequestRefused("no device is connected to this relay", 503)
         path = route.format(number=number_of(request)) if "{number}" in route else route
         lease = request.headers.get(LEASE_HEADER, "")
         stated = request.headers.get(CHECKSUM_HEADER, "")
@@ -158,42 +154,32 @@ class Relay:
         finally:
             self._taken.pop(waiting.pulled.request, None)
             if not waiting.answer.done():
-                waiting.answer.set_exception(AwayError("the device's answer broke off"))
+                waiting.answer.set_exception(RequestRefused("the device's answer broke off", 503))
             await _put(waiting, None)
         return Response(status_code=204)
 
     async def _pass_on(self, waiting: _Waiting, request: Request) -> None:
-        """Pass on an answer: the frame's header becomes its head, and its body follows.
-
-        The stated payload length is 0: it is unknown.
-        """
-        buffer = b""
-        async for chunk in request.stream():
+        """Pass on an answer: the frame's header becomes its head, and its body, of unknown length, follows."""
+        chunks = request.stream()
+        header, chunk = await frames.first(chunks)
+        waiting.answer.set_result(Answered.model_validate_json(header))
+        await _put(waiting, chunk)
+        async for chunk in chunks:
             if waiting.left:
                 raise AgentError("the client has left")
-            if waiting.answer.done():
-                await _put(waiting, chunk)
-                continue
-            buffer += chunk
-            if len(buffer) < frames.LENGTHS.size:
-                continue
-            header_bytes, _ = frames.read_lengths(buffer[: frames.LENGTHS.size], 0)
-            end = frames.LENGTHS.size + header_bytes
-            if len(buffer) >= end:
-                waiting.answer.set_result(Answered.model_validate_json(buffer[frames.LENGTHS.size : end]))
-                await _put(waiting, buffer[end:])
+            await _put(waiting, chunk)
 
     async def _answer(self, waiting: _Waiting, gone: asyncio.Task[None]) -> Answered:
-        """The head of the answer; AwayError when the device or the client, whose place becomes free, goes away first."""
+        """The head of the answer; RequestRefused when the device or the client, whose place becomes free, goes away first."""
         either: tuple[asyncio.Future[Any], ...] = (waiting.answer, gone)
         while True:
             await asyncio.wait(either, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
             if waiting.answer.done():
                 return waiting.answer.result()
             if gone.done():
-                raise AwayError("the client has left")
+                raise RequestRefused("the client has left", 503)
             if self._away():
-                raise AwayError("the device of this relay went away")
+                raise RequestRefused("the device of this relay went away", 503)
 
     async def _content(self, waiting: _Waiting) -> AsyncIterator[bytes]:
         try:
@@ -218,7 +204,7 @@ class Relay:
         for name in set(self._taken) - set(working):
             lost = self._taken.pop(name)
             if not lost.answer.done():
-                lost.answer.set_exception(AwayError("the request was lost on its way to the device"))
+                lost.answer.set_exception(RequestRefused("the request was lost on its way to the device", 503))
 
     def _away(self) -> bool:
         return not self._open and time.monotonic() - self._last_pull_s > AWAY_S
@@ -244,7 +230,7 @@ async def _receive(request: Request, body: IO[bytes]) -> int:
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        raise StoreFullError(f"the disk of the relay is full ({error.strerror})", wait=False) from error
+        raise RequestRefused(f"the disk of the relay is full ({error.strerror})", DISK_FULL) from error
     body.seek(0)
     return size
 
@@ -279,8 +265,7 @@ def client_routes(forward: Forward, prefix: str = "") -> list[Route]:
 
 def relay_app(routes: Sequence[Route], refusals: Mapping[Any, Refuse]) -> ASGIApp:
     """The ASGI application behind the guard. refusals: of further errors, besides those of agents."""
-    away: dict[Any, Refuse] = {AwayError: lambda _, error: refusal(503, str(error))}
-    app = Starlette(routes=routes, exception_handlers={**REFUSALS, **away, **refusals})
+    app = Starlette(routes=routes, exception_handlers={**REFUSALS, **refusals})
     app.router.redirect_slashes = False
 
     async def broken_off(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,11 +1,8 @@
 """Segments of SubNets served to coordinators: `autotailor agent --serve-segments`.
 
-A coordinator's connection: the token first, then the SubNet and its missing files, then requests. Or the connection of
-another device, which shows a proof and gives values.
-
-Any breach of the rules ends the connection with one line. Only payloads of the sizes that the SubNet states are read.
-
-A device that serves segments: binds, starts a child, serves coordinators until a signal or its parent's end.
+A coordinator's connection brings the token first, then the SubNet and its missing files, then requests. The connection of
+another device shows a proof and gives values. Any breach of the rules ends a connection with one line. Only payloads of the
+sizes that the SubNet states are read. The device serves until a signal or its parent's end.
 """
 
 import asyncio
@@ -18,43 +15,19 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from profiling_agents import messages
 from profiling_agents.execution.child import MODELS
 from profiling_agents.execution.settings import WorkerSettings
-from profiling_agents.messages import (
-    HOME_MESSAGES,
-    MIB,
-    STREAM_PROTOCOL,
-    AgentError,
-    GivenTimes,
-    GivenValues,
-    Hello,
-    HelloDevice,
-    HomeMessage,
-    KeptFile,
-    LoadedSubNet,
-    LoadSubNet,
-    MissedValues,
-    RanSegments,
-    RefusedStream,
-    ReturnedProbe,
-    RunSegments,
-    SentFile,
-    SentProbe,
-    ServedSubNet,
-    Shape,
-    TookValues,
-    Welcome,
-    coded_bytes,
-)
 from profiling_agents.network.endpoint import Endpoint, host_and_port
-from profiling_agents.network.guard import HEAD_LIMIT_S, MAX_CONNECTIONS, Places
+from profiling_agents.network.guard import HEAD_LIMIT_S, MAX_CONNECTIONS, Places, RequestRefused
 from profiling_agents.network.server import wait_for_stdin
 from profiling_agents.serving.capabilities import ServerOptions, fingerprint, told
 from profiling_agents.serving.giving import AwaitedValues, GivingValues, NotGivenError
-from profiling_agents.serving.store import ModelFiles, StoreFullError
+from profiling_agents.serving.store import ModelFiles
 from profiling_agents.serving.subnets import SegmentsFailedError, SegmentsRun, ServedSubNets
 from profiling_agents.startup import READY
 from profiling_agents.streams import FrameHead, FrameReader, FrameWriter, StreamEndError, kept, proof_of
@@ -67,7 +40,7 @@ MOST_WAITING = 16
 """Limit of waiting or running requests of one coordinator; further ones are read when one is answered."""
 
 
-class StreamRefusedError(AgentError):
+class StreamRefusedError(messages.AgentError):
     """A request is refused, and would be refused again. One line."""
 
 
@@ -78,7 +51,7 @@ class ServingParts:
     subnets: ServedSubNets
     awaited: AwaitedValues
     giving: GivingValues
-    welcome: Welcome
+    welcome: messages.Welcome
     token: str
     most_file_bytes: int
 
@@ -89,10 +62,14 @@ class HomeConnection:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: ServingParts, places: Places
     ) -> None:
-        self._stream, self._frames, self._answers = writer, FrameReader(reader, HOME_MESSAGES), FrameWriter(writer)
+        self._stream, self._frames, self._answers = (
+            writer,
+            FrameReader(reader, messages.HOME_MESSAGES),
+            FrameWriter(writer),
+        )
         self._parts, self._subnets, self._places = parts, parts.subnets, places
         self._of_device = False
-        self._wanted: ServedSubNet | None = None
+        self._wanted: messages.ServedSubNet | None = None
         self._entered: str | None = None
         self._open = True
         self._waiting = asyncio.Semaphore(MOST_WAITING)
@@ -109,7 +86,7 @@ class HomeConnection:
 
     async def serve(self) -> None:
         """Serve until one side ends the connection."""
-        refusal: RefusedStream | None = None
+        refusal: messages.RefusedStream | None = None
         try:
             async with asyncio.timeout(HELLO_LIMIT_S):
                 await self._greet()
@@ -118,11 +95,11 @@ class HomeConnection:
                     head = await self._frames.head()
                 await self._take(head)
         except TimeoutError:
-            refusal = RefusedStream(line="nothing came for too long", final=False)
+            refusal = messages.RefusedStream(line="nothing came for too long", final=False)
         except StreamRefusedError as error:
-            refusal = RefusedStream(line=str(error)[:1024])
-        except (AgentError, StoreFullError) as error:
-            refusal = RefusedStream(line=str(error)[:1024], final=False)
+            refusal = messages.RefusedStream(line=str(error)[:1024])
+        except (messages.AgentError, RequestRefused) as error:
+            refusal = messages.RefusedStream(line=str(error)[:1024], final=False)
         except (StreamEndError, OSError):
             pass  # the coordinator has gone
         finally:
@@ -133,10 +110,10 @@ class HomeConnection:
     async def _greet(self) -> None:
         head = await self._frames.head(HELLO_BYTES)
         hello = head.message
-        if not isinstance(hello, Hello | HelloDevice) or head.payload_bytes:
+        if not isinstance(hello, messages.Hello | messages.HelloDevice) or head.payload_bytes:
             raise StreamRefusedError("a stream begins with the token")
         token = self._parts.token
-        if isinstance(hello, HelloDevice):
+        if isinstance(hello, messages.HelloDevice):
             self._of_device = True
             shown, expected, what = hello.proof, proof_of(token, hello.digest), "proof of the token"
         else:
@@ -144,35 +121,37 @@ class HomeConnection:
         if not hmac.compare_digest(shown.encode(), expected.encode()):
             raise StreamRefusedError(f"missing or wrong {what}")
         if not self._places.admit(self):
-            raise AgentError(f"more than {self._places.known} connections")
-        if hello.protocol != STREAM_PROTOCOL:
-            raise StreamRefusedError(f"streams of protocol {hello.protocol}; allowed: {STREAM_PROTOCOL}; update both")
+            raise messages.AgentError(f"more than {self._places.known} connections")
+        if hello.protocol != messages.STREAM_PROTOCOL:
+            raise StreamRefusedError(
+                f"streams of protocol {hello.protocol}; allowed: {messages.STREAM_PROTOCOL}; update both"
+            )
         await self._answers.send(self._parts.welcome)
 
-    async def _take(self, head: FrameHead[HomeMessage]) -> None:
-        if self._of_device and not isinstance(head.message, GivenValues):
+    async def _take(self, head: FrameHead[messages.HomeMessage]) -> None:
+        if self._of_device and not isinstance(head.message, messages.GivenValues):
             raise StreamRefusedError("another device gives values, and nothing else")
         match head.message:
-            case GivenValues() as given:
+            case messages.GivenValues() as given:
                 received_ms = await self._parts.awaited.take(self._frames, head, given)
-                await self._answers.send(TookValues(request=given.request, received_ms=received_ms))
-            case LoadSubNet(subnet=subnet):
+                await self._answers.send(messages.TookValues(request=given.request, received_ms=received_ms))
+            case messages.LoadSubNet(subnet=subnet):
                 await self._frames.payload(head, 0)
                 await self._load(subnet)
-            case SentFile(sha256=digest):
+            case messages.SentFile(sha256=digest):
                 await self._keep(head, digest)
-            case RunSegments() as request:
+            case messages.RunSegments() as request:
                 await self._run(head, request)
-            case SentProbe() as probe:
+            case messages.SentProbe() as probe:
                 start_s = time.perf_counter()
                 await self._frames.payload(head, probe.bytes)
                 received_ms = (time.perf_counter() - start_s) * 1e3
-                answer = ReturnedProbe(request=probe.request, bytes=probe.back, received_ms=received_ms)
+                answer = messages.ReturnedProbe(request=probe.request, bytes=probe.back, received_ms=received_ms)
                 await self._later(self._answers.send(answer, [bytes(probe.back)]))
             case _:
                 raise StreamRefusedError("the token was shown already")
 
-    async def _load(self, subnet: ServedSubNet) -> None:
+    async def _load(self, subnet: messages.ServedSubNet) -> None:
         most = self._parts.most_file_bytes
         if (largest := max(subnet.file_bytes.values())) > most:
             raise StreamRefusedError(f"a file of {largest} bytes; allowed: {most} (--max-model-mib)")
@@ -181,17 +160,17 @@ class HomeConnection:
         missing = await self._subnets.enter(subnet)
         if not missing:
             self._entered = subnet.digest
-        await self._answers.send(LoadedSubNet(digest=subnet.digest, missing=missing))
+        await self._answers.send(messages.LoadedSubNet(digest=subnet.digest, missing=missing))
 
-    async def _keep(self, head: FrameHead[HomeMessage], digest: str) -> None:
+    async def _keep(self, head: FrameHead[messages.HomeMessage], digest: str) -> None:
         if self._wanted is None or digest not in self._wanted.file_bytes:
             raise StreamRefusedError("a file that no SubNet of this home has")
         stored = await self._subnets.models.receive(self._frames.chunks(head, self._wanted.file_bytes[digest]))
         if stored.sha256 != digest:
             raise StreamRefusedError(f"file {digest[:16]}…: the bytes that came have digest {stored.sha256[:16]}…")
-        await self._answers.send(KeptFile(sha256=digest))
+        await self._answers.send(messages.KeptFile(sha256=digest))
 
-    async def _run(self, head: FrameHead[HomeMessage], request: RunSegments) -> None:
+    async def _run(self, head: FrameHead[messages.HomeMessage], request: messages.RunSegments) -> None:
         subnet = self._wanted
         if subnet is None or self._entered is None:
             raise StreamRefusedError("no SubNet is loaded; load one first")
@@ -210,23 +189,25 @@ class HomeConnection:
             await self._later(self._await(self._entered, request, request.ticket, shapes))
             return
         start_s = time.perf_counter()
-        content = await self._frames.payload(head, coded_bytes(shapes, request.tensors))
+        content = await self._frames.payload(head, messages.coded_bytes(shapes, request.tensors))
         received_ms = (time.perf_counter() - start_s) * 1e3
         await self._later(self._answer(self._entered, request, content, received_ms))
 
-    async def _await(self, digest: str, request: RunSegments, ticket: str, shapes: Sequence[Shape]) -> None:
+    async def _await(
+        self, digest: str, request: messages.RunSegments, ticket: str, shapes: Sequence[messages.Shape]
+    ) -> None:
         """Run segments whose values arrive over another connection."""
         came = await self._parts.awaited.wait(ticket, shapes, request.within_ms * 1e-3)
         if came is None:
-            await self._answers.send(MissedValues(request=request.request))
+            await self._answers.send(messages.MissedValues(request=request.request))
             return
         request = request.model_copy(update={"tensors": came.tensors})
         await self._answer(digest, request, came.content, came.received_ms)
 
-    async def _answer(self, digest: str, request: RunSegments, content: bytearray, received_ms: float) -> None:
+    async def _answer(self, digest: str, request: messages.RunSegments, content: bytearray, received_ms: float) -> None:
         found = await self._subnets.run(digest, request, content, lambda: self._open)
         given, not_given = await self._given(request, found)
-        answer = RanSegments(
+        answer = messages.RanSegments(
             request=request.request,
             tensors=found.activations if given is None else (),
             received_ms=received_ms,
@@ -238,7 +219,7 @@ class HomeConnection:
         if self._open:
             await self._answers.send(answer, [found.content] if given is None else [])
 
-    async def _given(self, request: RunSegments, found: SegmentsRun) -> tuple[GivenTimes | None, str]:
+    async def _given(self, request: messages.RunSegments, found: SegmentsRun) -> tuple[messages.GivenTimes | None, str]:
         """Give the outputs of a run to its receiver, if it has one; else return the line with the reason of the failure."""
         if request.receiver is None:
             return None, ""
@@ -262,8 +243,10 @@ class HomeConnection:
         if not task.cancelled() and (error := task.exception()) is not None and self._open:
             self._open = False
             final = not isinstance(error, SegmentsFailedError)
-            line = str(error) if isinstance(error, AgentError) else f"the device failed: {type(error).__name__}"
-            ending = asyncio.create_task(self.refuse(RefusedStream(line=line[:1024], final=final)))
+            line = (
+                str(error) if isinstance(error, messages.AgentError) else f"the device failed: {type(error).__name__}"
+            )
+            ending = asyncio.create_task(self.refuse(messages.RefusedStream(line=line[:1024], final=final)))
             self._runs.add(ending)
             ending.add_done_callback(self._runs.discard)
 
@@ -272,9 +255,9 @@ class HomeConnection:
             self._subnets.leave(self._entered)
             self._entered = None
 
-    async def refuse(self, refusal: RefusedStream | None) -> None:
+    async def refuse(self, refusal: messages.RefusedStream | None) -> None:
         """Send the reason, if the other side still listens, and close."""
-        with suppress(OSError, AgentError, TimeoutError):
+        with suppress(OSError, messages.AgentError, TimeoutError):
             if refusal is not None and not self._stream.is_closing():
                 async with asyncio.timeout(HELLO_LIMIT_S):
                     await self._answers.send(refusal)
@@ -282,21 +265,26 @@ class HomeConnection:
 
 
 STORE_FACTOR = 4
+"""The model store has room for this many models of the largest size."""
+
+
+def model_files(options: ServerOptions, settings: WorkerSettings, folder: Path) -> ModelFiles:
+    """The store of models in the service's folder, which belong to the sandbox's user."""
+    user = None if settings.sandbox is None else settings.sandbox.user
+    return ModelFiles(folder / MODELS, STORE_FACTOR * options.max_model_mib * messages.MIB, user)
 
 
 async def serve_segments(
     options: ServerOptions, settings: WorkerSettings, folder: Path, listener: socket.socket, token: str
 ) -> None:
     """Serve until stopped; AgentError when it cannot start. The parent makes the folder of the models."""
-    user = None if settings.sandbox is None else settings.sandbox.user
-    models = ModelFiles(folder / MODELS, STORE_FACTOR * options.max_model_mib * MIB, user)
-    subnets = ServedSubNets(settings, folder, models, options.max_subnets)
+    subnets = ServedSubNets(settings, folder, model_files(options, settings, folder), options.max_subnets)
     giving = GivingValues(options.allowed_peers, options.ca_file)
     try:
         runtime, sandbox = await subnets.start()
         told(options, sandbox)
-        welcome = Welcome(
-            protocol=STREAM_PROTOCOL,
+        welcome = messages.Welcome(
+            protocol=messages.STREAM_PROTOCOL,
             backend=runtime.backend,
             precision=runtime.precision,
             threads=options.threads,
@@ -306,12 +294,13 @@ async def serve_segments(
             formats=runtime.formats,
             hands=bool(options.allowed_peers),
         )
-        most_bytes = options.max_model_mib * MIB
-        homes = _Homes(ServingParts(subnets, AwaitedValues(), giving, welcome, token, most_bytes))
+        most_bytes = options.max_model_mib * messages.MIB
+        parts = ServingParts(subnets, AwaitedValues(), giving, welcome, token, most_bytes)
+        connected = partial(_connected, parts, Places(MAX_CONNECTIONS))
         context = _tls(options.network)
         limit_s = None if context is None else HELLO_LIMIT_S
         server = await asyncio.start_server(
-            homes.connected, sock=listener, ssl=context, backlog=MAX_CONNECTIONS, ssl_handshake_timeout=limit_s
+            connected, sock=listener, ssl=context, backlog=MAX_CONNECTIONS, ssl_handshake_timeout=limit_s
         )
         stopped = _stopped(options.network)
         host, port = listener.getsockname()[:2]
@@ -345,25 +334,20 @@ def _tls(network: Endpoint) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(network.tls_cert, network.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise AgentError(f"--tls-cert '{network.tls_cert}': cannot be used with its key ({error})") from error
+        raise messages.AgentError(f"--tls-cert '{network.tls_cert}': cannot be used with its key ({error})") from error
     return context
 
 
-class _Homes:
-    """All connections; beyond `MAX_CONNECTIONS`, new ones with a token are refused, others make room for each other."""
-
-    def __init__(self, parts: ServingParts) -> None:
-        self._parts = parts
-        self._places = Places(MAX_CONNECTIONS)
-
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
-        kept(writer)
-        connection = HomeConnection(reader, writer, self._parts, self._places)
-        self._places.enter(connection)
-        try:
-            await connection.serve()
-        finally:
-            self._places.leave(connection)
-            with suppress(OSError, ssl.SSLError):
-                writer.close()
+async def _connected(
+    parts: ServingParts, places: Places, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Serve one connection. Beyond the places, new ones with a token are refused, others make room for each other."""
+    kept(writer)
+    connection = HomeConnection(reader, writer, parts, places)
+    places.enter(connection)
+    try:
+        await connection.serve()
+    finally:
+        places.leave(connection)
+        with suppress(OSError, ssl.SSLError):
+            writer.close()

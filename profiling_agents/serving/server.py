@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -30,24 +30,15 @@ from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules
 from profiling_agents.network.server import http_server, private_folder, serve_with
 from profiling_agents.sensing.machine import Claim, claim, pinned_frequency
 from profiling_agents.serving.capabilities import ServerOptions, capabilities, sandbox_plan, told
-from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER
-from profiling_agents.serving.segments import serve_segments
+from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER, body_caps
+from profiling_agents.serving.segments import model_files, serve_segments
 from profiling_agents.serving.service import Agent, create_app
-from profiling_agents.serving.store import ModelFiles
 from profiling_agents.startup import READY
 
 CONNECT_TIMEOUT_S = 10.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 MAX_WORKING = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """The agent's own service: address on loopback, and token."""
-
-    url: str
-    token: str
 
 
 def _say(line: str) -> None:
@@ -74,7 +65,8 @@ def check_relay(url: str, network: Endpoint) -> None:
 class Puller:
     """Pulls one request after the other; each is answered in a separate task."""
 
-    def __init__(self, url: str, token: str, ca_file: Path | None, local: Local) -> None:
+    def __init__(self, url: str, token: str, ca_file: Path | None, own_url: str, own_token: str) -> None:
+        """url, token: of the relay. own_url, own_token: of the agent's own service on loopback."""
         self._url = url.rstrip("/")
         try:
             trusted = ssl.create_default_context(cafile=ca_file)
@@ -86,7 +78,7 @@ class Puller:
         )
         # No time-out: the service answers when the device is done, and a stream of results lasts until its last job.
         self._local = httpx.AsyncClient(
-            base_url=local.url, headers=_bearer(local.token), timeout=None, verify=False, trust_env=False
+            base_url=own_url, headers=_bearer(own_token), timeout=None, verify=False, trust_env=False
         )
         self._working: dict[str, asyncio.Task[None]] = {}
 
@@ -133,7 +125,13 @@ class Puller:
     async def _accept(self, response: httpx.Response) -> None:
         """Read the header of a pulled request and leave the rest to a task."""
         chunks = response.aiter_bytes()
-        pulled, start = await _split(chunks)
+        try:
+            header, start = await frames.first(chunks)
+            pulled = Pulled.model_validate_json(header)
+        except AgentError as error:
+            raise httpx.ReadError("the relay sent no whole request") from error
+        except ValidationError as error:
+            raise httpx.ReadError(f"a request of the relay came garbled ({one_line(error)})") from error
         task = asyncio.create_task(self._answer(pulled, start, chunks, response))
         self._working[pulled.request] = task
         task.add_done_callback(lambda _: self._working.pop(pulled.request))
@@ -154,8 +152,7 @@ class Puller:
                     timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, write=PULL_S),
                 )
         except (httpx.TransportError, httpx.StreamError) as error:
-            line = f"relay {self._url}: {pulled.method} {pulled.path}: {error or type(error).__name__}"
-            _say(line)
+            _say(f"relay {self._url}: {pulled.method} {pulled.path}: {error or type(error).__name__}")
         finally:
             await response.aclose()
 
@@ -165,26 +162,6 @@ class Puller:
         except ValidationError:
             line = f"answered {response.status_code}; is it an AutoTailor relay?"
         raise AgentError(f"relay {self._url}: {line}")
-
-
-async def _split(chunks: AsyncIterator[bytes]) -> tuple[Pulled, bytes]:
-    """The header of a frame, and the part of its payload that arrived with it."""
-    buffer = b""
-    async for chunk in chunks:
-        buffer += chunk
-        if len(buffer) < frames.LENGTHS.size:
-            continue
-        header_bytes, _ = frames.LENGTHS.unpack(buffer[: frames.LENGTHS.size])
-        end = frames.LENGTHS.size + header_bytes
-        if header_bytes > frames.MAX_HEADER_BYTES:
-            break
-        if len(buffer) < end:
-            continue
-        try:
-            return Pulled.model_validate_json(buffer[frames.LENGTHS.size : end]), buffer[end:]
-        except ValidationError as error:
-            raise httpx.ReadError(f"a request of the relay came garbled ({one_line(error)})") from error
-    raise httpx.ReadError("the relay sent no whole request")
 
 
 async def _joined(start: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -207,10 +184,6 @@ async def _framed(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
-
-
-STORE_FACTOR = 4
-"""The model store has room for this many models of the largest size."""
 
 
 def serve(options: ServerOptions) -> None:
@@ -237,18 +210,10 @@ def serve(options: ServerOptions) -> None:
 
 
 def _worker(options: ServerOptions, folder: Path, claimed: Claim) -> WorkerSettings:
-    return WorkerSettings(
-        backend=options.backend,
-        threads=options.threads,
-        precision=options.precision,
-        provider=options.provider,
-        sensors_root=options.sensors_root,
-        cores=claimed.cores,
-        limits=options.limits,
-        sandbox=sandbox_plan(options, folder / MODELS),
-        max_payload_bytes=MAX_TENSORS_MIB * MIB,
-        segments=options.segments,
-    )
+    shared = {name: getattr(options, name) for name in WorkerSettings.model_fields if hasattr(options, name)}
+    sandbox = sandbox_plan(options, folder / MODELS)
+    own = {"cores": claimed.cores, "sandbox": sandbox, "max_payload_bytes": MAX_TENSORS_MIB * MIB}
+    return WorkerSettings.model_validate(shared | own)
 
 
 async def _serve(
@@ -263,23 +228,15 @@ async def _serve(
     try:
         runtime, sandbox = await runner.start()
         found = capabilities(options, claimed, runtime, told(options, sandbox))
-        models = ModelFiles(
-            folder / MODELS,
-            STORE_FACTOR * options.max_model_mib * MIB,
-            None if settings.sandbox is None else settings.sandbox.user,
-        )
-        agent = Agent(found, runner, models, options.cores_root)
-        body_bytes = {
-            "/v1/models": options.max_model_mib * MIB,
-            "/v1/run": MAX_TENSORS_MIB * MIB + frames.MAX_HEADER_BYTES,
-        }
-        server = http_server(options.network, create_app(agent), token, GuardRules(body_bytes=body_bytes))
+        agent = Agent(found, runner, model_files(options, settings, folder), options.cores_root)
+        rules = GuardRules(body_bytes=body_caps(options.max_model_mib))
+        server = http_server(options.network, create_app(agent), token, rules)
         listener.listen(MAX_CONNECTIONS)
         url = address(options.network, listener)
         pulling = []
         if options.pull is not None:
             assert options.network.token is not None
-            puller = Puller(options.pull, options.network.token, options.ca_file, Local(url, token))
+            puller = Puller(options.pull, options.network.token, options.ca_file, url, token)
             await puller.connect()
             pulling.append(puller.work())
             url = options.pull

@@ -13,26 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from profiling_agents import frames
+from profiling_agents import frames, messages
 from profiling_agents.execution.child import Runner
 from profiling_agents.frames import CHECKSUM_HEADER, GarbledError, check, checksum
-from profiling_agents.messages import (
-    MIB,
-    AgentError,
-    Capabilities,
-    ErrorBody,
-    JobsRequest,
-    LeaseGranted,
-    LeaseRequest,
-    Message,
-    RunRequest,
-    one_line,
-)
-from profiling_agents.network.guard import checked, refusal
+from profiling_agents.network.guard import RequestRefused, checked, refusal
 from profiling_agents.sensing.machine import available_cores
 from profiling_agents.sensing.sensors import SYSTEM, state
-from profiling_agents.serving.job_queue import BenchError, JobQueue, LeaseError, Leases, NumberError, QueueFullError
-from profiling_agents.serving.store import ModelFiles, StoreFullError
+from profiling_agents.serving.job_queue import JobQueue, Leases
+from profiling_agents.serving.store import ModelFiles
 
 LEASE_HEADER = "lease"
 RUN_TYPE = "application/octet-stream"
@@ -49,7 +37,7 @@ class Agent:
     """State of the service: one device, its lease, and the queued jobs of the lease's holder."""
 
     def __init__(
-        self, capabilities: Capabilities, runner: Runner, models: ModelFiles, cores_root: Path = SYSTEM
+        self, capabilities: messages.Capabilities, runner: Runner, models: ModelFiles, cores_root: Path = SYSTEM
     ) -> None:
         """cores_root: folder of the /sys with the state of the cores."""
         self.capabilities = capabilities
@@ -66,15 +54,15 @@ class Agent:
 
     async def acquire(self, request: Request) -> Response:
         """POST lease: exclusive use, with an empty queue and an empty model store."""
-        wish = LeaseRequest.model_validate_json(await _body(request))
+        wish = messages.LeaseRequest.model_validate_json(await _body(request))
         if self._leases.acquire(wish.lease, wish.ttl_s):
             self._clear()
             self._expiry = asyncio.create_task(self._expire())
-        return _json(LeaseGranted(lease=wish.lease, expires_in_s=wish.ttl_s))
+        return _json(messages.LeaseGranted(lease=wish.lease, expires_in_s=wish.ttl_s))
 
     async def renew(self, request: Request) -> Response:
         """PUT lease."""
-        return _json(LeaseGranted(lease=lease_of(request), expires_in_s=self._leases.renew(lease_of(request))))
+        return _json(messages.LeaseGranted(lease=lease_of(request), expires_in_s=self._leases.renew(lease_of(request))))
 
     async def release(self, request: Request) -> Response:
         """DELETE lease: waiting jobs are dropped, the running job is stopped."""
@@ -90,7 +78,7 @@ class Agent:
     async def submit(self, request: Request) -> Response:
         """POST jobs: a batch into the queue."""
         self._leases.renew(lease_of(request))
-        batch = JobsRequest.model_validate_json(await _body(request))
+        batch = messages.JobsRequest.model_validate_json(await _body(request))
         missing = self._models.missing(digest for job in batch.jobs for digest in job.files)
         if missing:
             return _missing(missing)
@@ -121,9 +109,9 @@ class Agent:
         """POST run: a frame of job and inputs; answered with a frame of outputs."""
         self._leases.renew(lease_of(request))
         async with self.jobs.bench:
-            max_bytes = self.capabilities.max_tensors_mib * MIB
+            max_bytes = self.capabilities.max_tensors_mib * messages.MIB
             header, payload = frames.unpack(await _body(request), max_bytes)
-            message = RunRequest.model_validate_json(header)
+            message = messages.RunRequest.model_validate_json(header)
             missing = self._models.missing(message.job.files)
             if missing:
                 return _missing(missing)
@@ -159,14 +147,10 @@ ROUTES: dict[str, dict[str, Handler]] = {
 
 REFUSALS: dict[Any, Refuse] = {
     HTTPException: lambda _, error: refusal(error.status_code, error.detail),
-    ValidationError: lambda _, error: refusal(422, one_line(error)),
-    LeaseError: lambda _, error: refusal(error.status, str(error)),
-    NumberError: lambda _, error: refusal(error.status, str(error)),
-    QueueFullError: lambda _, error: refusal(429, str(error), retry_after_s=error.retry_after_s),
-    StoreFullError: lambda _, error: refusal(429 if error.wait else 507, str(error)),
+    ValidationError: lambda _, error: refusal(422, messages.one_line(error)),
+    RequestRefused: lambda _, error: refusal(error.status, str(error), retry_after_s=error.retry_after_s),
     GarbledError: lambda _, error: refusal(503, f"the request came garbled: {error}; send it again"),
-    BenchError: lambda _, error: refusal(503, str(error)),
-    AgentError: lambda _, error: refusal(400, str(error)),
+    messages.AgentError: lambda _, error: refusal(400, str(error)),
     Exception: lambda _, error: refusal(500, f"the agent failed: {type(error).__name__}"),
 }
 """The answer, in one line, to every error that a handler may raise."""
@@ -192,11 +176,11 @@ def number_of(request: Request) -> int:
     """The job number in the path."""
     text = request.path_params["number"]
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
-        raise NumberError("job number: not a whole number; allowed: those of this lease's jobs", 404)
+        raise RequestRefused("job number: not a whole number; allowed: those of this lease's jobs", 404)
     return int(text)
 
 
-def _json(message: Message, status: int = 200) -> JSONResponse:
+def _json(message: messages.Message, status: int = 200) -> JSONResponse:
     return checked(JSONResponse(message.model_dump(mode="json"), status))
 
 
@@ -208,4 +192,6 @@ async def _body(request: Request) -> bytes:
 
 
 def _missing(digests: tuple[str, ...]) -> JSONResponse:
-    return _json(ErrorBody(error=f"{len(digests)} file(s) are not here; upload them first", missing=digests), 404)
+    return _json(
+        messages.ErrorBody(error=f"{len(digests)} file(s) are not here; upload them first", missing=digests), 404
+    )

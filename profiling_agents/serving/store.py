@@ -9,14 +9,9 @@ from pathlib import Path
 
 from profiling_agents.lines import NO_SPACE
 from profiling_agents.messages import ModelStored
+from profiling_agents.network.guard import RequestRefused
 
-
-class StoreFullError(Exception):
-    """No room for another model. `wait`: finished jobs will make room. One line."""
-
-    def __init__(self, line: str, *, wait: bool) -> None:
-        super().__init__(line)
-        self.wait = wait
+DISK_FULL = 507
 
 
 @dataclass(slots=True)
@@ -37,7 +32,7 @@ class ModelFiles:
         self._bytes = 0
 
     async def receive(self, chunks: AsyncIterator[bytes]) -> ModelStored:
-        """Stream chunks to a file and name it by content; StoreFullError when it does not fit.
+        """Stream chunks to a file and name it by content; RequestRefused when it does not fit.
 
         The size of one upload is capped by the caller.
         """
@@ -101,15 +96,15 @@ class ModelFiles:
             self._remove(old)
         if self._bytes + size > self._max_bytes:
             line = f"the model store is full: queued jobs hold {self._bytes} of {self._max_bytes} bytes"
-            raise StoreFullError(line, wait=True)
+            raise RequestRefused(line, 429)  # finished jobs will make room
 
-    def _disk_full(self, error: OSError) -> StoreFullError:
-        """Remove all models that no job holds. The error's `wait` is true if removed or held models make room."""
+    def _disk_full(self, error: OSError) -> RequestRefused:
+        """Remove all models that no job holds. Another attempt may succeed if removed or held models make room."""
         free = self._free()
         for digest in free:
             self._remove(digest)
         line = f"the disk of the device is full ({error.strerror}); free some space in its temporary folder"
-        return StoreFullError(line, wait=bool(free or self._files))
+        return RequestRefused(line, 429 if free or self._files else DISK_FULL)
 
     def _free(self) -> tuple[str, ...]:
         return tuple(digest for digest, stored in self._files.items() if not stored.holders)

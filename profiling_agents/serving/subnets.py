@@ -7,29 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from profiling_agents import messages
 from profiling_agents.execution.child import Child, ChildDiedError, memory_reason
 from profiling_agents.execution.settings import WorkerSettings
-from profiling_agents.messages import (
-    AgentError,
-    ChildReply,
-    ChildSegments,
-    RunSegments,
-    RuntimeInfo,
-    Sandbox,
-    SentActivation,
-    ServedSubNet,
-)
 from profiling_agents.serving.store import ModelFiles
 
 
-class SegmentsFailedError(AgentError):
+class SegmentsFailedError(messages.AgentError):
     """A SubNet cannot be loaded now, or its process has ended; another attempt may succeed. One line."""
 
 
 class SegmentsRun(NamedTuple):
     """Coded outputs of segments, and the times waiting for the processor and computing [ms]."""
 
-    activations: tuple[SentActivation, ...]
+    activations: tuple[messages.SentActivation, ...]
     content: bytes
     waited_ms: float
     computed_ms: float
@@ -37,7 +28,7 @@ class SegmentsRun(NamedTuple):
 
 @dataclass(slots=True)
 class _Served:
-    subnet: ServedSubNet
+    subnet: messages.ServedSubNet
     child: Child
     homes: int = 0
 
@@ -51,7 +42,7 @@ class ServedSubNets:
         self._spare: Child | None = None
         self._loading, self._computing = asyncio.Lock(), asyncio.Lock()
 
-    async def start(self) -> tuple[RuntimeInfo, Sandbox]:
+    async def start(self) -> tuple[messages.RuntimeInfo, messages.Sandbox]:
         """Start the child of the first SubNet; AgentError when there is no runtime."""
         self._spare = Child(self._settings, self._folder)
         return await self._spare.start()
@@ -62,7 +53,7 @@ class ServedSubNets:
         for child in (*children, *filter(None, [self._spare])):
             await child.close()
 
-    async def enter(self, subnet: ServedSubNet) -> tuple[str, ...]:
+    async def enter(self, subnet: messages.ServedSubNet) -> tuple[str, ...]:
         """Load a SubNet for a coordinator: returns nothing once it is loaded, else the missing files. SegmentsFailedError."""
         async with self._loading:
             digest = subnet.digest
@@ -84,7 +75,7 @@ class ServedSubNets:
             self._served[digest].homes -= 1
 
     async def run(
-        self, digest: str, request: RunSegments, content: bytearray, wanted: Callable[[], bool]
+        self, digest: str, request: messages.RunSegments, content: bytearray, wanted: Callable[[], bool]
     ) -> SegmentsRun:
         """Run segments when the processor is free, if the coordinator still wants it. SegmentsFailedError."""
         asked_s = time.perf_counter()
@@ -93,13 +84,13 @@ class ServedSubNets:
             if served is None or not served.child.alive or not wanted():
                 raise SegmentsFailedError("the SubNet is loaded no more; load it again")
             waited_ms = (time.perf_counter() - asked_s) * 1e3
-            message = ChildSegments(
+            message = messages.ChildSegments(
                 first=request.first, last=request.last, tensors=request.tensors, coding=request.coding
             )
             reply, answer = await self._ask(served.child, message, bytes(content))
             return SegmentsRun(reply.activations, answer, waited_ms, reply.computed_ms)
 
-    async def _loaded(self, subnet: ServedSubNet) -> _Served:
+    async def _loaded(self, subnet: messages.ServedSubNet) -> _Served:
         child = self._spare if self._spare is not None and self._spare.alive else None
         self._spare = None
         if child is None:
@@ -107,14 +98,16 @@ class ServedSubNets:
             await child.start()
         self.models.hold(subnet.file_bytes)
         try:
-            await self._ask(child, ChildSegments(load=subnet))
+            await self._ask(child, messages.ChildSegments(load=subnet))
         except BaseException:
             self.models.release(subnet.file_bytes)
             await child.close()
             raise
         return _Served(subnet, child)
 
-    async def _ask(self, child: Child, message: ChildSegments, payload: bytes = b"") -> tuple[ChildReply, bytes]:
+    async def _ask(
+        self, child: Child, message: messages.ChildSegments, payload: bytes = b""
+    ) -> tuple[messages.ChildReply, bytes]:
         try:
             reply, answer = await child.ask(message, payload)
         except ChildDiedError as error:

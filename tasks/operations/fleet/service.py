@@ -33,9 +33,17 @@ from adaptive_runtime.base.telemetry import metrics_export
 from adaptive_runtime.fleet import AssignedBundle, EnrolAsked, Telemetry
 from profiling_agents.messages import Message, one_line
 from profiling_agents.network.endpoint import Endpoint, address, bound, check_bind, new_token
-from profiling_agents.network.guard import GuardRules, Places, UncheckedTokenError, bearer, checked, refusal
+from profiling_agents.network.guard import (
+    GuardRules,
+    Places,
+    RequestRefused,
+    UncheckedTokenError,
+    bearer,
+    checked,
+    refusal,
+)
 from profiling_agents.network.server import allow_open_files, ended_by_signal, http_server, private_folder, serve_with
-from profiling_agents.serving.relay import AwayError, Relay, body_caps, client_routes, relay_app
+from profiling_agents.serving.relay import Relay, body_caps, client_routes, relay_app
 from tasks.operations.fleet.devices import (
     BundleStore,
     EnrolmentRefused,
@@ -173,7 +181,7 @@ class FleetRelay:
             raise UnknownTokenError
         relay = self._relays.get(request.path_params["device"])
         if relay is None:
-            raise AwayError("this device has not pulled from this relay")
+            raise RequestRefused("this device has not pulled from this relay", 503)
         return await relay.forward(route, method, request)
 
     async def pull(self, request: Request) -> Response:

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from profiling_agents import frames
 from profiling_agents.execution.bench import measure, relative_half_width
 from profiling_agents.messages import TENSOR_TYPES, AgentError, Measurement, MeasureSettings, TensorHeader
+from profiling_agents.network.guard import RequestRefused
 from profiling_agents.sensing.machine import available_cores, claim
-from profiling_agents.serving.job_queue import LeaseError, Leases
+from profiling_agents.serving.job_queue import Leases
 
 
 def spin(seconds: float) -> None:
@@ -149,7 +150,7 @@ def test_a_lease_excludes_expires_and_is_renewed() -> None:
     leases = Leases(clock=lambda: now)
     first, second = "1" * 32, "2" * 32
     assert leases.acquire(first, 10.0)
-    with pytest.raises(LeaseError, match=r"leased by another client; free in at most 10\.0 s"):
+    with pytest.raises(RequestRefused, match=r"leased by another client; free in at most 10\.0 s"):
         leases.acquire(second, 10.0)
     now = 9.0
     assert leases.renew(first) == 10.0
@@ -157,10 +158,10 @@ def test_a_lease_excludes_expires_and_is_renewed() -> None:
     assert leases.remaining_s == 1.0
     assert not leases.acquire(first, 10.0)
     now = 28.0
-    with pytest.raises(LeaseError, match="no valid lease"):
+    with pytest.raises(RequestRefused, match="no valid lease"):
         leases.renew(first)
     assert leases.acquire(second, 10.0)
-    with pytest.raises(LeaseError, match="no valid lease"):
+    with pytest.raises(RequestRefused, match="no valid lease"):
         leases.release(first)
     leases.release(second)
     assert leases.remaining_s == 0.0
