@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape as escape_markup
-from rich.table import Table
+from rich.table import Column, Table
 
 from tasks.base.pages.text import amount, milliseconds, percent
 from tasks.base.schemas.winners import COMPARED_FILE, Compared
-from tasks.report.parts import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, point_label
+from tasks.report.parts import GOLD, GREY, PURPLE, RED, TURQUOISE, Row, card_of, point_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,7 +52,9 @@ def draw(figure: go.Figure, device: Row) -> None:
     """Every measured network of each baseline, with its test accuracy."""
     if not device["baselines"]:
         return
-    for name, (color, symbol) in _styles(device).items():
+    own = dict(zip(TITLES, STYLES, strict=True))
+    for name in device["baselines"]["baselines"]:
+        color, symbol = own.get(name, OTHERS)
         rows = [
             row for row in device["baselines"]["rows"] if row["baseline"] == name and row["measured_ms"] is not None
         ]
@@ -69,11 +71,6 @@ def draw(figure: go.Figure, device: Row) -> None:
         )
 
 
-def _styles(device: Row) -> dict[str, tuple[str, str]]:
-    own = dict(zip(TITLES, STYLES, strict=True))
-    return {name: own.get(name, OTHERS) for name in device["baselines"]["baselines"]}
-
-
 def _text(row: Row, score: str) -> str:
     facts = [
         *([] if row["network"] is None else [row["name"]]),
@@ -83,25 +80,24 @@ def _text(row: Row, score: str) -> str:
     return point_label(title(row["baseline"]), facts, row["architecture"])
 
 
-def cards(device: Row) -> list[dict[str, str]]:
+def cards(device: Row) -> list[Row]:
     """The share of budgets at which winners are above every baseline, and their gain over the strongest one."""
     found = device["baselines"]
     if not found:
         return []
-    name, strongest = min(found["baselines"].items(), key=_strength)
-    row = cells(strongest)
+
+    def strength(name: str) -> float:
+        """Smaller for a stronger baseline; infinite if it has no hypervolume."""
+        ratio: float | None = found["baselines"][name]["hypervolume_ratio"]
+        return math.inf if ratio is None else ratio
+
+    name = min(found["baselines"], key=strength)
+    row = cells(found["baselines"][name])
     note = (
         f"of {len(found['budgets'])} budgets; against the strongest ({title(name)}): hypervolume {row['hypervolume']}, "
         f"{row['accuracy']} at equal latency, latency {row['latency']} at equal {device['score']}"
     )
-    card = {"label": f"{device['name']}: above every baseline", "value": percent(found["above_every"]), "note": note}
-    return [{**card, "device": device["name"]}]
-
-
-def _strength(baseline: tuple[str, Row]) -> float:
-    """Smaller for a stronger baseline; infinite if it has no hypervolume."""
-    ratio: float | None = baseline[1]["hypervolume_ratio"]
-    return math.inf if ratio is None else ratio
+    return [card_of(f"{device['name']}: above every baseline", percent(found["above_every"]), note, device["name"])]
 
 
 def cells(row: Row) -> dict[str, str]:
@@ -124,14 +120,12 @@ def tables(device: Row) -> list[Table]:
     if not found:
         return []
     within = percent(found["within_budget"])
-    table = Table(title=escape_markup(f"{device['name']}: winners against baselines"))
+    columns = (Column(head, justify="right") for head in SHOWN.values())
+    table = Table("baseline", *columns, title=escape_markup(f"{device['name']}: winners against baselines"))
     table.caption = (
         f"above every baseline at {percent(found['above_every'])} of {len(found['budgets'])} budgets; "
         f"timed again, {within} of the winners keep their budget"
     )
-    table.add_column("baseline")
-    for head in SHOWN.values():
-        table.add_column(head, justify="right")
     for name, row in found["baselines"].items():
         text = cells(row)
         table.add_row(escape_markup(title(name)), *(text[key] for key in SHOWN))

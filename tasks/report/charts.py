@@ -24,6 +24,8 @@ LOG_TICKS = [float(f"{digit}e{exponent}") for exponent in range(-4, 6) for digit
 SQUARES = ("square", "square-open", "diamond-open")
 
 Rows = Sequence[Row]
+_Group = tuple[str, Rows, str]
+"""Name, rows and colour of points of a figure."""
 
 
 def blank(x: str, y: str, height: int = 430) -> go.Figure:
@@ -145,24 +147,15 @@ def _scatter(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Rows with a common name and color in a figure."""
-
-    name: str
-    rows: Rows
-    color: str
-
-
 def latency_errors(device: Row) -> go.Figure:
     """Predicted against measured latency; on the dashed line they are equal."""
     figure = blank("predicted latency [ms]", "measured latency [ms]", height=400)
     fitted = [row for row in device["random"] if row["used_for"] == "fit"]
     groups = (
-        _Group(name="held-out SubNets", rows=[row for row in device["random"] if row not in fitted], color=GREY),
-        _Group(name="SubNets of the fit", rows=fitted, color=PURPLE),
-        _Group(name="winners", rows=device["winners"], color=BLUE),
-        _Group(name="uniformly shrunk", rows=device["baseline"], color=ORANGE),
+        ("held-out SubNets", [row for row in device["random"] if row not in fitted], GREY),
+        ("SubNets of the fit", fitted, PURPLE),
+        ("winners", device["winners"], BLUE),
+        ("uniformly shrunk", device["baseline"], ORANGE),
     )
     shown = list(itertools.chain(*(_pairs(figure, device, group, _LATENCIES) for group in groups)))
     _diagonal(figure, 0.0, max(shown, default=0.0))
@@ -174,9 +167,9 @@ def accuracy_errors(device: Row) -> go.Figure:
     score = device["score"]
     figure = blank(f"predicted {score} [%]", f"measured {score} [%]", height=400)
     groups = (
-        _Group(name="random SubNets (validation)", rows=device["random"], color=GREY),
-        _Group(name="winners (test)", rows=device["winners"], color=BLUE),
-        _Group(name="uniformly shrunk (test)", rows=device["baseline"], color=ORANGE),
+        ("random SubNets (validation)", device["random"], GREY),
+        ("winners (test)", device["winners"], BLUE),
+        ("uniformly shrunk (test)", device["baseline"], ORANGE),
     )
     shown = list(itertools.chain(*(_pairs(figure, device, group, _ACCURACIES) for group in groups)))
     _diagonal(figure, min(shown, default=0.0), max(shown, default=100.0))
@@ -185,8 +178,8 @@ def accuracy_errors(device: Row) -> go.Figure:
 
 def _pairs(figure: go.Figure, device: Row, group: _Group, values: _PredictedValues) -> list[float]:
     """Add points of a predicted and a measured value of each row, if both are known; all these values."""
-    name, keys = group.name, (values.predicted, values.measured)
-    known = [row for row in group.rows if all(row.get(key) is not None for key in keys)]
+    (name, rows, color), keys = group, (values.predicted, values.measured)
+    known = [row for row in rows if all(row.get(key) is not None for key in keys)]
     x, y = ([values.scale * row[key] for row in known] for key in keys)
     if known:
         figure.add_scatter(
@@ -194,7 +187,7 @@ def _pairs(figure: go.Figure, device: Row, group: _Group, values: _PredictedValu
             y=y,
             name=name,
             mode="markers",
-            marker={"color": group.color, "size": 8, "opacity": 0.85},
+            marker={"color": color, "size": 8, "opacity": 0.85},
             customdata=[row["digest"] for row in known],
             text=[_hover(row, device, name, values.text(a, b)) for row, a, b in zip(known, x, y, strict=True)],
             hovertemplate="%{text}<extra></extra>",

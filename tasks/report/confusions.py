@@ -1,16 +1,11 @@
-"""Confusion matrices of the base network and of a chosen winner of each device.
-
-Confusion matrices as data of the report.
-
-The figure of a confusion matrix: classes in rows, answers in columns.
-"""
+"""Confusion matrices of the base network and of a chosen winner of each device: data and figures of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, Confusions, read_confusions
 from tasks.report.charts import blank
@@ -22,22 +17,11 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-class ReportedConfusions(TypedDict):
-    """The matrix of one network. device: where it was chosen, "" for the base network. confusion: by class and answer."""
-
-    device: str
-    title: str
-    classes: list[str]
-    confusion: list[list[int]]
-
-
-def confusions(
-    report: Row, base: Path | None, devices: Sequence[DeviceSources], points: float
-) -> list[ReportedConfusions]:
+def confusions(report: Row, base: Path | None, devices: Sequence[DeviceSources], points: float) -> list[Row]:
     """Matrices of the base network, and of a winner of each device: the headline's winner, or else the most accurate one.
 
     report: everything except the matrices. base: the folder with the base network's file. Networks without a matrix are left
-    out.
+    out. device: where a winner was chosen, "" for the base network. confusion: by class and answer.
     """
     found = [] if base is None else _shown(read_confusions(base / CONFUSIONS_FILE).get(BASE), "", "base model")
     accuracy = reference(report)[1]
@@ -51,10 +35,10 @@ def confusions(
     return found
 
 
-def _shown(line: Confusions | None, device: str, title: str) -> list[ReportedConfusions]:
+def _shown(line: Confusions | None, device: str, title: str) -> list[Row]:
     if line is None:
         return []
-    return [ReportedConfusions(device=device, title=title, classes=line["classes"], confusion=line["confusion"])]
+    return [{"device": device, "title": title, "classes": line["classes"], "confusion": line["confusion"]}]
 
 
 CLEAR = "rgba(128,128,128,.06)"
@@ -62,8 +46,11 @@ MOST_NUMBERS = 16
 """Largest number of classes for which squares show numbers."""
 
 
-def figure(found: ReportedConfusions) -> go.Figure:
-    """The figure: a square's colour is the share of its class with this answer; its number is the count of these samples."""
+def figure(found: Row) -> go.Figure:
+    """The figure, classes in rows, answers in columns.
+
+    A square's colour is the share of its class with this answer, its number the count of these samples.
+    """
     names = [escape(name) for name in found["classes"]]
     shares = [[100 * count / max(1, sum(row)) for count in row] for row in found["confusion"]]
     chart = blank("answer", "class", height=160 + 24 * len(names))

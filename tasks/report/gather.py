@@ -3,7 +3,6 @@
 It has the predicted latency of each shown SubNet, layer by layer; every different operator is stored once.
 """
 
-import base64
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,24 +17,8 @@ from solvers.front import pareto_mask
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.pages.text import milliseconds, percent
+from tasks.base.schemas import predictions, results
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports, Latency, MissedWinner
-from tasks.base.schemas.predictions import (
-    ACCURACY_VALIDATION_FILE,
-    LATENCY_VALIDATION_FILE,
-    SENSITIVITIES_FILE,
-    AccuracyValidation,
-    LatencyValidation,
-    Sensitivities,
-)
-from tasks.base.schemas.results import (
-    BaseResult,
-    EndsAccuracy,
-    EnumerateResult,
-    FinetuneResult,
-    GivenFile,
-    GivenSuperNet,
-    NetworkAccuracy,
-)
 from tasks.base.schemas.winners import FRONT_FILE, Front
 from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.evaluation.pictures import ANSWERS_FILE
@@ -44,31 +27,18 @@ from tasks.measuring.lut import Entry, Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.prediction.latency import Correction
 from tasks.prediction.layers import Layers, SubNetLayer
+from tasks.report import parts
 from tasks.report.baselines import against
 from tasks.report.confusions import confusions
 from tasks.report.headline import headline, remarks
 from tasks.report.leaving import policies
 from tasks.report.levels import levels
-from tasks.report.parts import (
-    ReportedModification,
-    ReportedOperators,
-    ReportedReference,
-    ReportedSensitivities,
-    ReportedSpace,
-    SubNetSize,
-    chosen_engine,
-    files_of,
-    int8_of,
-    refinement,
-)
 from tasks.report.sources import DeviceSources, Settings, Sources
 from tasks.report.streams import streams
 from tasks.report.training import histories, pretraining, range_accuracies
 
-Part = dict[str, Any]
 
-
-def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> Part:
+def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> parts.Row:
     """SubNets (digest -> config) as pairs of a layer's and an operator's number; predicted_ms of an operator [ms].
     The predicted latency of a SubNet is `offset_ms` plus those of its operators.
     """
@@ -91,15 +61,12 @@ def breakdown(layers: Layers, configs: Mapping[str, Mapping[str, Any]]) -> Part:
     }
 
 
-Row = dict[str, Any]
-
-
-def gather(sources: Sources, settings: Settings) -> Row:
+def gather(sources: Sources, settings: Settings) -> parts.Row:
     """The report as data; the page and the terminal's table show only content of this report."""
     net = tailor_ir.load(sources.supernet)
     base, finetune = _network(sources), _ends(sources)
     problem = problem_named(sources.problem, sources.metric)
-    report: Row = {
+    report: parts.Row = {
         "model": sources.model,
         "data": sources.data,
         "problem": sources.problem,
@@ -107,13 +74,13 @@ def gather(sources: Sources, settings: Settings) -> Row:
         "score": problem.score,
         "outside": problem.outside,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "supernet": _supernet(net, EnumerateResult.read(sources.enumerate / RESULT_FILE)),
+        "supernet": _supernet(net, results.EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
         "samples": _samples(finetune or base, problem.score),
         "devices": [],
         "partition": None if sources.partition is None else sources.partition.to_json(),
         "sensitivities": _sensitivities(sources.sensitivities),
-        "answers": _answers(sources.sensitivities / ANSWERS_FILE),
+        "answers": parts.png(answers) if (answers := sources.sensitivities / ANSWERS_FILE).exists() else None,
         "training": histories(sources),
         "pretraining": pretraining(sources.pretraining),
         "ranges": range_accuracies(sources, net),
@@ -133,30 +100,25 @@ def gather(sources: Sources, settings: Settings) -> Row:
     return report
 
 
-def _network(sources: Sources) -> NetworkAccuracy | None:
+def _network(sources: Sources) -> results.NetworkAccuracy | None:
     """Accuracies of the network from which the SuperNet was made; None if unknown."""
     if sources.base is not None:
-        return BaseResult.read(sources.base / RESULT_FILE)
+        return results.BaseResult.read(sources.base / RESULT_FILE)
     if sources.given is not None and sources.finetune is not None:
-        return GivenFile.read(sources.given / RESULT_FILE)
+        return results.GivenFile.read(sources.given / RESULT_FILE)
     return None
 
 
-def _ends(sources: Sources) -> EndsAccuracy | None:
+def _ends(sources: Sources) -> results.EndsAccuracy | None:
     """Accuracies of the SuperNet's largest and smallest SubNets; None if unknown."""
     if sources.finetune is not None:
-        return FinetuneResult.read(sources.finetune / RESULT_FILE)
+        return results.FinetuneResult.read(sources.finetune / RESULT_FILE)
     if sources.given is not None and sources.base is None:
-        return GivenSuperNet.read(sources.given / RESULT_FILE)
+        return results.GivenSuperNet.read(sources.given / RESULT_FILE)
     return None
 
 
-def _answers(file: Path) -> str | None:
-    """The picture of answers as the source of an image in HTML; None if answers are not drawn."""
-    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" if file.exists() else None
-
-
-def _supernet(net: SuperNet, enumerated: EnumerateResult) -> ReportedSpace:
+def _supernet(net: SuperNet, enumerated: results.EnumerateResult) -> parts.Row:
     space = net.space
     return {
         "variables": [
@@ -170,53 +132,51 @@ def _supernet(net: SuperNet, enumerated: EnumerateResult) -> ReportedSpace:
     }
 
 
-def _accuracies(base: NetworkAccuracy | None, finetune: EndsAccuracy | None) -> dict[str, float]:
-    found: dict[str, float] = {}
-    if base is not None:
-        found |= {
-            "base model, validation": base.validation_accuracy,
-            "base model, test": base.test_accuracy,
-        }
-    if finetune is not None:
-        found |= {
-            "largest SubNet, validation": finetune.largest_validation_accuracy,
-            "largest SubNet, test": finetune.largest_test_accuracy,
-            "smallest SubNet, validation": finetune.smallest_validation_accuracy,
-            "smallest SubNet, test": finetune.smallest_test_accuracy,
-        }
-    return found
+def _accuracies(base: results.NetworkAccuracy | None, finetune: results.EndsAccuracy | None) -> dict[str, float]:
+    networks = (
+        ("base model", "", base),
+        ("largest SubNet", "largest_", finetune),
+        ("smallest SubNet", "smallest_", finetune),
+    )
+    return {
+        f"{name}, {split}": getattr(found, f"{prefix}{split}_accuracy")
+        for name, prefix, found in networks
+        if found is not None
+        for split in ("validation", "test")
+    }
 
 
-def _samples(found: NetworkAccuracy | EndsAccuracy | None, score: str) -> dict[str, int | None]:
+def _samples(found: results.NetworkAccuracy | results.EndsAccuracy | None, score: str) -> dict[str, int | None]:
     """Number of samples behind accuracies, by split; None if unknown, or if a score is no share of right answers."""
     if found is None or score != CLASSIFICATION.score:
         return {"validation": None, "test": None}
     return {"validation": found.validation_samples, "test": found.test_samples}
 
 
-def _given(base: NetworkAccuracy | None, ends: EndsAccuracy | None) -> ReportedReference:
+def _given(base: results.NetworkAccuracy | None, ends: results.EndsAccuracy | None) -> parts.Row:
     """The reference network for the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
     if base is not None or ends is None:
         return {"name": "base model", "accuracy": None if base is None else base.test_accuracy}
     return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy}
 
 
-def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sources: Sources) -> Row:
+def _device(device: DeviceSources, net: SuperNet, given: parts.Row, sources: Sources) -> parts.Row:
     front = Front.read(device.search / FRONT_FILE)
     exports = Exports.read(device.export / EXPORTS_FILE)
-    validation = LatencyValidation.read(device.latency / LATENCY_VALIDATION_FILE)
+    validation = predictions.LatencyValidation.read(device.latency / predictions.LATENCY_VALIDATION_FILE)
     largest_ms = exports.largest.latency.p50_ms  # measured together with the winners
     if largest_ms is None:
         largest_ms = next(row.measured_ms for row in validation.subnets if row.kind == "largest")
     lut = Lut.open(device.profile / LUT_FOLDER)
+    decoding_ms = [card.decoding.p50_ms for card in exports.subnets if card.decoding is not None]
     batched = net if device.batch == 1 else tailor_ir.load(sources.supernet, batch=device.batch)
-    row: Row = {
+    row: parts.Row = {
         "name": device.name,
         "batch": device.batch,
         "score": problem_named(sources.problem, sources.metric).score,
-        "decoding_ms": _decoding_ms(exports),
+        "decoding_ms": [min(decoding_ms), max(decoding_ms)] if decoding_ms else None,  # beyond a latency
         "runtime": exports.device.model_dump(mode="json"),
-        "engine": chosen_engine(device.engine),
+        "engine": parts.chosen_engine(device.engine),
         "base": {
             "digest": net.space.digest(net.max_config),
             **_size(net, net.max_config),
@@ -237,8 +197,8 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
         "lut": _lut(lut),
         "hypervolume": front.hypervolume.to_json(),
         "whole_front": front.whole_front and front.whole_front.to_json(),
-        "refinement": refinement(device.search, front),
-        "exported": files_of(exports),
+        "refinement": parts.refinement(device.search, front),
+        "exported": parts.files_of(exports),
         "policies": policies(device.policy),
         "levels": levels(device.levels),
     }
@@ -251,26 +211,20 @@ def _device(device: DeviceSources, net: SuperNet, given: ReportedReference, sour
     }
 
 
-def _decoding_ms(exports: Exports) -> list[float] | None:
-    """The shortest and longest decoding time of an exported SubNet's boxes, beyond its latency; None: there are no boxes."""
-    found = [card.decoding.p50_ms for card in exports.subnets if card.decoding is not None]
-    return [min(found), max(found)] if found else None
-
-
 def _p50_ms(measured: Latency | None) -> float | None:
     return None if measured is None else measured.p50_ms
 
 
-def _int8(sensitivities: Path) -> Row | None:
+def _int8(sensitivities: Path) -> parts.Row | None:
     """The cost of int8 for SubNets, and the errors of predicted accuracies in int8; None on a device in another precision."""
-    stated = AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE)
+    stated = predictions.AccuracyValidation.read(sensitivities / predictions.ACCURACY_VALIDATION_FILE)
     if stated.int8 is None:
         return None
     errors = {"mean_error_points": stated.mean_error_points, "max_error_points": stated.max_error_points}
     return {**stated.int8.to_json(), **errors}
 
 
-def _size(net: SuperNet, config: Config) -> SubNetSize:
+def _size(net: SuperNet, config: Config) -> parts.Row:
     return {
         "macs": int(net.macs(config)),
         "parameters": int(net.parameters(config)),
@@ -278,7 +232,7 @@ def _size(net: SuperNet, config: Config) -> SubNetSize:
     }
 
 
-def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
+def _winners(net: SuperNet, front: Front, exports: Exports) -> list[parts.Row]:
     cards = {card.digest: card for card in exports.subnets}
     rows = []
     for chosen, exported in zip(front.winners, exports.winners, strict=True):
@@ -301,7 +255,7 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
                 "files": [name for file in files for name in file.sha256],
                 "reason": "; ".join(failures) or None,
                 "max_difference": max(differences, default=None),
-                "int8": int8_of(card),
+                "int8": parts.int8_of(card),
             }
         )
     front_digests = _measured_front(rows)
@@ -320,7 +274,7 @@ def _why(before: MissedWinner) -> str:
     return f"which takes {milliseconds(before.measured_ms)}"
 
 
-def _measured_front(rows: list[Row]) -> set[str]:
+def _measured_front(rows: list[parts.Row]) -> set[str]:
     """Digests of the winners that no other dominates in measured latency and test accuracy."""
     known = [row for row in rows if row["measured_ms"] is not None and row["accuracy"] is not None]
     latency_ms, accuracy = (np.array([row[key] for row in known]) for key in ("measured_ms", "accuracy"))
@@ -328,7 +282,7 @@ def _measured_front(rows: list[Row]) -> set[str]:
     return {known[index]["digest"] for index in kept}
 
 
-def _baseline(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
+def _baseline(net: SuperNet, front: Front, exports: Exports) -> list[parts.Row]:
     """Uniformly shrunk SubNets: predicted by the search, measured by the export stage."""
     measured = {row.digest: row for row in exports.baseline}
     return [
@@ -342,9 +296,12 @@ def _baseline(net: SuperNet, front: Front, exports: Exports) -> list[Row]:
     ]
 
 
-def _random(validation: LatencyValidation, sensitivities: Path) -> list[Row]:
+def _random(validation: predictions.LatencyValidation, sensitivities: Path) -> list[parts.Row]:
     """SubNets on which both predictors were checked; `accuracy` is that of the validation split."""
-    known = {row.digest: row for row in AccuracyValidation.read(sensitivities / ACCURACY_VALIDATION_FILE).rows}
+    known = {
+        row.digest: row
+        for row in predictions.AccuracyValidation.read(sensitivities / predictions.ACCURACY_VALIDATION_FILE).rows
+    }
     return [
         {
             **row.to_json(),
@@ -355,12 +312,12 @@ def _random(validation: LatencyValidation, sensitivities: Path) -> list[Row]:
     ]
 
 
-def _lut(lut: Lut) -> Row:
+def _lut(lut: Lut) -> parts.Row:
     """Per operator type: the number of operators and of failures, the sum of their latencies and the median spread."""
     types: dict[str, list[Entry]] = {}
     for entry in lut.entries():
         types.setdefault(entry.operator, []).append(entry)
-    rows: list[ReportedOperators] = []
+    rows: list[parts.Row] = []
     for operator, entries in types.items():
         ok = [entry for entry in entries if entry.state == "ok"]
         times_ms = [entry.p50_ms for entry in ok if entry.p50_ms is not None]
@@ -379,10 +336,10 @@ def _lut(lut: Lut) -> Row:
     return {**lut.summary(), "operators": sorted(rows, key=lambda row: -row["count"])}
 
 
-def _sensitivities(folder: Path) -> ReportedSensitivities:
-    table = Sensitivities.read(folder / SENSITIVITIES_FILE)
+def _sensitivities(folder: Path) -> parts.Row:
+    table = predictions.Sensitivities.read(folder / predictions.SENSITIVITIES_FILE)
     largest_error = standard_error(table.largest.accuracy, table.samples)
-    rows: list[ReportedModification] = [
+    rows: list[parts.Row] = [
         {
             "variable": row.variable,
             "choice": choice,
@@ -394,7 +351,7 @@ def _sensitivities(folder: Path) -> ReportedSensitivities:
         for row in table.variables
         for choice, measured in list(zip(row.choices, row.measured, strict=True))[:-1]
     ]
-    validation = AccuracyValidation.read(folder / ACCURACY_VALIDATION_FILE)
+    validation = predictions.AccuracyValidation.read(folder / predictions.ACCURACY_VALIDATION_FILE)
     return {
         "samples": table.samples,
         "accuracy": table.largest.accuracy,

@@ -1,26 +1,28 @@
 """The headline of a run: the few numbers that answer whether it was worth it, and its end in the terminal."""
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tasks.base.pages.text import count, millions, milliseconds, percent
 from tasks.base.schemas.results import EndsAccuracy
 from tasks.evaluation.uncertainty import too_small, uncertain
 from tasks.report import baselines, leaving, parts
-from tasks.report.parts import Row
+from tasks.report.parts import Row, card_of
 from tasks.report.streams import card as stream_card
 
 HARDLY_ABOVE = 1.05
 """Budgets up to this factor above the whole network's latency are hardly above: predictions and measurements differ."""
 
 
-def headline(report: Row, points: float) -> list[dict[str, str]]:
+def headline(report: Row, points: float) -> list[Row]:
     """Cards of label, value, note, and the device that they are about, "" if none."""
     space = report["supernet"]
     name, accuracy = reference(report)
     cards = [
-        _card(name, uncertain(accuracy, report["samples"]["test"]), f"test {report['score']}, {report['model']}"),
-        _card("SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"),
+        card_of(name, uncertain(accuracy, report["samples"]["test"]), f"test {report['score']}, {report['model']}"),
+        card_of(
+            "SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"
+        ),
     ]
     for device in report["devices"]:
         cards += [
@@ -70,28 +72,28 @@ def fastest_within(device: Row, accuracy: float, points: float) -> Row | None:
     return min(rows, key=lambda row: row["measured_ms"], default=None)
 
 
-def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -> dict[str, str]:
+def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -> Row:
     label, base_ms = f"{device['name']}: speed-up", device["base"]["measured_ms"]
     row = None if accuracy is None else fastest_within(device, accuracy, points)
     if row is None:
-        return _card(label, "–", f"no measured SubNet within {points:g} points of the {name}", device["name"])
+        return card_of(label, "–", f"no measured SubNet within {points:g} points of the {name}", device["name"])
     times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
     accuracy_there = uncertain(row["accuracy"], device.get("test_samples"))
     note = f"{times}, {device['score']} {accuracy_there} (within {points:g} points of the {name})"
-    return _card(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
+    return card_of(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
 
 
-def _implementation_cards(device: Row) -> list[dict[str, str]]:
+def _implementation_cards(device: Row) -> list[Row]:
     """The gain from the chosen implementations of operators alone, on the base network; it is no part of the speed-up."""
     base_ms, own_ms = device["base"]["measured_ms"], device["base"]["own_choices_ms"]
     if own_ms is None:
         return []
     times = f"{milliseconds(base_ms)} instead of {milliseconds(own_ms)}"
     note = f"{times}: the {device['base']['name']} by the fastest implementations, not by the runtime's own choices"
-    return [_card(f"{device['name']}: implementations", f"{own_ms / base_ms:.2f} ×", note, device["name"])]
+    return [card_of(f"{device['name']}: implementations", f"{own_ms / base_ms:.2f} ×", note, device["name"])]
 
 
-def _int8_cards(device: Row) -> list[dict[str, str]]:
+def _int8_cards(device: Row) -> list[Row]:
     """The gain from int8 alone, on the base network, and its cost for SubNets; it is no part of the speed-up."""
     base_ms, fp32_ms, cost = device["base"]["measured_ms"], device["base"]["fp32_ms"], device["int8"]
     if cost is None:
@@ -99,18 +101,18 @@ def _int8_cards(device: Row) -> list[dict[str, str]]:
     label = f"{device['name']}: int8"
     lost = f"costs SubNets {cost['mean_points']:.2f} points on average, at most {cost['most_points']:.2f}"
     if fp32_ms is None:
-        return [_card(label, "–", lost, device["name"])]
+        return [card_of(label, "–", lost, device["name"])]
     note = f"{milliseconds(base_ms)} instead of {milliseconds(fp32_ms)}: the {device['base']['name']} in int8; {lost}"
-    return [_card(label, f"{fp32_ms / base_ms:.2f} ×", note, device["name"])]
+    return [card_of(label, f"{fp32_ms / base_ms:.2f} ×", note, device["name"])]
 
 
-def _error_card(device: Row) -> dict[str, str]:
+def _error_card(device: Row) -> Row:
     label, errors = f"{device['name']}: latency predictor", device["latency_validation"]
     if not errors["n"]:
-        return _card(label, "–", "no held-out SubNets", device["name"])
+        return card_of(label, "–", "no held-out SubNets", device["name"])
     largest = percent(errors["max_relative_error"])
     note = f"median error on {errors['n']} held-out SubNets, largest {largest}"
-    return _card(label, percent(errors["median_relative_error"]), note, device["name"])
+    return card_of(label, percent(errors["median_relative_error"]), note, device["name"])
 
 
 def kept(device: Row) -> list[Row]:
@@ -143,15 +145,11 @@ def idle(device: Row) -> str | None:
     return f"{begin} of {shown} {are} above the {device['base']['name']}'s {milliseconds(whole_ms)}: more time buys nothing"
 
 
-def _kept_card(device: Row) -> dict[str, str]:
+def _kept_card(device: Row) -> Row:
     winners = device["winners"]
     confirmed = sum(row["within_budget"] is True for row in winners)
     note = unkept(device) or "each winner timed again when it was exported"
-    return _card(f"{device['name']}: budgets kept", f"{confirmed} of {len(winners)}", note, device["name"])
-
-
-def _card(label: str, value: str, note: str, device: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "note": note, "device": device}
+    return card_of(f"{device['name']}: budgets kept", f"{confirmed} of {len(winners)}", note, device["name"])
 
 
 def terminal_table(report: Row) -> list[Table]:
@@ -169,18 +167,9 @@ def terminal_table(report: Row) -> list[Table]:
 def _device_table(device: Row) -> Table:
     remarks = [f"\n[bold red]{escape(line)}[/]" for line in (unkept(device),) if line]
     remarks += [f"\n[yellow]{escape(line)}[/]" for line in (idle(device),) if line]
-    table = Table(title=escape(device["name"]) + "".join(remarks))
-    for column in (
-        "budget",
-        "predicted",
-        "measured",
-        "within",
-        f"test {device['score']}",
-        "MACs",
-        "parameters",
-        "resolution",
-    ):
-        table.add_column(column, justify="right")
+    heads = ("budget", "predicted", "measured", "within", f"test {device['score']}", "MACs", "parameters", "resolution")
+    columns = (Column(head, justify="right") for head in heads)
+    table = Table(*columns, title=escape(device["name"]) + "".join(remarks))
     base = device["base"]
     size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
     samples = device.get("test_samples")

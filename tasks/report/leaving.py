@@ -1,22 +1,16 @@
-"""Leaving early at exits: thresholds, promise, results, and the images that leave first and last.
-
-The figures of leaving early.
-
-Policies of exits as data of the report, and as a card of the headline.
-"""
+"""Leaving early at exits: policies as data, as figures, and as a card of the headline; images that leave first and last."""
 
 from __future__ import annotations
 
-import base64
 from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.base.pages.text import milliseconds, percent
-from tasks.exits.policies import POLICIES_FILE, LeavingImage, Policies, SubnetPolicy
+from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
 from tasks.report.charts import blank
-from tasks.report.parts import BLUE, GREEN, GREY, ORANGE, Row
+from tasks.report.parts import BLUE, GREEN, GREY, ORANGE, Row, card_of, png
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -102,17 +96,17 @@ def _subnet(row: SubnetPolicy, folder: Path) -> Row:
         "classes": [one.to_json() for one in row.classes],
         "fast_classes": [one.name for one in row.classes[:SHOWN_CLASSES]],
         "slow_classes": [one.name for one in row.classes[::-1][:SHOWN_CLASSES]],
-        "earliest": [_picture(one, folder) for one in row.earliest],
-        "latest": [_picture(one, folder) for one in row.latest],
+        **{
+            end: [
+                {**one.model_dump(mode="json", exclude={"file"}), "png": png(folder / one.file)}
+                for one in getattr(row, end)
+            ]
+            for end in ("earliest", "latest")
+        },
     }
 
 
-def _picture(image: LeavingImage, folder: Path) -> Row:
-    content = base64.b64encode((folder / image.file).read_bytes()).decode()
-    return {**image.model_dump(mode="json", exclude={"file"}), "png": f"data:image/png;base64,{content}"}
-
-
-def card(device: Row) -> list[dict[str, str]]:
+def card(device: Row) -> list[Row]:
     """The saving by leaving early, in a line; the reason if nothing is saved."""
     found = device["policies"]
     if found is None:
@@ -122,7 +116,7 @@ def card(device: Row) -> list[dict[str, str]]:
     if best is None:
         reasons = [found["reason"], *(row["reason"] for row in found["subnets"])]
         note = next((reason for reason in reasons if reason is not None), "no SubNet with all exits was chosen")
-        return [{"label": label, "value": "–", "note": note, "device": name}]
+        return [card_of(label, "–", note, name)]
     tested = best["tested"]
     note = (
         f"{milliseconds(tested['expected_ms'])} on average instead of {milliseconds(tested['whole_ms'])}, p99 "
@@ -130,4 +124,4 @@ def card(device: Row) -> list[dict[str, str]]:
         f"{100 * found['epsilon']:g} promised with {percent(found['confidence'])}"
     )
     sign = "−" if tested["saved"] >= 0 else "+"
-    return [{"label": label, "value": f"{sign}{percent(abs(tested['saved']))}", "note": note, "device": name}]
+    return [card_of(label, f"{sign}{percent(abs(tested['saved']))}", note, name)]

@@ -1,9 +1,4 @@
-"""Levels of a device: SubNets, exits and formats in one table, and the combinations that some state of it prefers.
-
-The figure of the levels of a device: accuracy against latency, a colour for each format.
-
-Levels of a device as data of the report.
-"""
+"""Levels of a device, as data and as a figure: SubNets, exits and formats, and the combinations that some state prefers."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def figure(found: Row) -> go.Figure:
-    """The figure. Filled points: combinations that some state of the device prefers; open: the others."""
+    """Accuracy against latency, a colour for each format; filled: combinations that some state of the device prefers."""
     figure = blank("latency [ms]", "accuracy [%]", height=420)
     figure.update_xaxes(type="log", tickvals=LOG_TICKS, ticktext=[f"{tick:g}" for tick in LOG_TICKS])
     for at, form in enumerate(found["formats"]):

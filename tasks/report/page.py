@@ -1,6 +1,7 @@
 """report.html: one file that works offline; it includes plotly.js and forbids every network request."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -35,14 +36,18 @@ MOST_STEPS = 6
 def render(report: Row) -> str:
     """The whole page. All texts are escaped by the template; figures escape their own."""
     pages = environment(PACKAGE)
-    pages.filters |= {"uncertain": uncertain, "predicted": _predicted}
+    pages.filters |= {
+        "uncertain": uncertain,
+        "predicted": lambda share, known: predicted(share, Uncertainty.model_validate(known)),
+    }
+    partition, ranges = report["partition"], report["ranges"]
     page: str = pages.get_template("page.html").render(
         title=report["model"],
         report=report,
         style=style(PACKAGE),
         plotlyjs=Markup(get_plotlyjs()),
         figures=_figures(report),
-        partition=_partition(report),
+        partition=None if partition is None else sections(PartitionAnswer.of_json(partition, "report")),
         baseline_title=baselines.title,
         baseline_cells=baselines.cells,
         engine_rows=parts.rows,
@@ -52,41 +57,29 @@ def render(report: Row) -> str:
         subnets=[_subnets(device) for device in report["devices"]],
         chosen=[_chosen(report, device) for device in report["devices"]],
         breakdowns=[_for_script(device["breakdown"]) for device in report["devices"]],
-        range_rows=_range_rows(report["ranges"]),
-        range_steps=_shown_steps(report["ranges"]),
+        range_rows=[("MACs", ranges["by_macs"]), *ranges["by_latency"].items()] if ranges else [],
+        range_steps=_shown_steps(ranges),
         script=script(PACKAGE, "layers.js"),
         most_variables=charts.MAX_BARS,
     )
     return page
 
 
-def _predicted(share: float | None, known: Row) -> str:
-    return predicted(share, Uncertainty.model_validate(known))
-
-
-def _partition(report: Row) -> Markup | None:
-    """Plans and cuts of the largest SubNet; None if it is not split."""
-    found = report["partition"]
-    return None if found is None else sections(PartitionAnswer.of_json(found, "report"))
-
-
 def _for_script(breakdown: Row) -> Row:
     """The breakdown for the page's script, in few bytes: operators as rows in the order of `OPERATOR`."""
+
+    def cell(operator: Row, name: str) -> Any:
+        value = operator[name]
+        return value if name != "predicted_ms" or value is None else float(f"{value:.{DIGITS}g}")
+
     return {
         **breakdown,
-        "operators": [
-            [_short(operator[name]) if name == "predicted_ms" else operator[name] for name in OPERATOR]
-            for operator in breakdown["operators"]
-        ],
+        "operators": [[cell(operator, name) for name in OPERATOR] for operator in breakdown["operators"]],
         "subnets": {
             digest: {name: value for name, value in subnet.items() if name != "architecture"}
             for digest, subnet in breakdown["subnets"].items()
         },
     }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
 def _subnets(device: Row) -> dict[str, dict[str, str]]:
@@ -127,7 +120,7 @@ def _chosen(report: Row, device: Row) -> str:
 
 
 def _figures(report: Row) -> Row:
-    devices = report["devices"]
+    devices, ranges = report["devices"], {"fine-tuning": report["ranges"]}
     return {
         "fronts": _div(charts.fronts(devices), "fronts") if len(devices) > 1 else None,
         "devices": [
@@ -143,7 +136,11 @@ def _figures(report: Row) -> Row:
         ],
         "confusions": [_div(confusions.figure(row), f"confusions-{at}") for at, row in enumerate(report["confusions"])],
         "sensitivities": _div(charts.sensitivities(report["sensitivities"]["rows"], report["score"])),
-        "training": _trainings(report),
+        "training": {
+            name: _div(training.figure(own, ranges.get(name), report["score"]))
+            for name, own in report["training"].items()
+            if own
+        },
         "streams": [_div(streams.figure(row), f"stream-{number}") for number, row in enumerate(report["streams"])],
         "durations": _div(charts.durations(report["stages"])),
     }
@@ -160,18 +157,7 @@ def _leaving(device: Row, number: int) -> dict[str, Markup]:
     }
 
 
-def _trainings(report: Row) -> dict[str, Markup]:
-    ranges = {"fine-tuning": report["ranges"]}
-    rows = {name: rows for name, rows in report["training"].items() if rows}
-    return {name: _div(training.figure(own, ranges.get(name), report["score"])) for name, own in rows.items()}
-
-
-def _range_rows(ranges: training.ReportedRanges | None) -> list[tuple[str, list[training.ReportedRange]]]:
-    """The kinds of ranges, each with its ranges."""
-    return [] if ranges is None else [("MACs", ranges["by_macs"]), *ranges["by_latency"].items()]
-
-
-def _shown_steps(ranges: training.ReportedRanges | None) -> list[int]:
+def _shown_steps(ranges: Row | None) -> list[int]:
     """Positions of at most `MOST_STEPS` evaluations, evenly spaced, with the first and the last."""
     count = 0 if ranges is None else len(ranges["steps"])
     shown = min(count, MOST_STEPS)

@@ -1,24 +1,39 @@
-"""Parts of a report as JSON: exported files and bundle, the refinement, the engine of a device, and labels of charts.
+"""Rows of a report as JSON: exported files and bundle, the refinement, the engine of a device, and labels of charts.
 
 The refinement has its measured candidates, and the reasons for replacing winners; the engine has the chosen options of
 the device's runtime, and their gain. Plotly reads a subset of HTML in labels, so all text from the user is escaped.
 """
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from tailor_ir import Choice
 from tasks.base.pages.text import milliseconds, percent
 from tasks.base.schemas.exports import Card, ExportedFile, Exports
 from tasks.base.schemas.winners import MEASURED_FILE, Candidates, Front, Winner
 from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 
-Part = dict[str, Any]
+Row = dict[str, Any]
+"""A part of `report.json`."""
+
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4c7fd9", "#e0823d", "#3f9f6b", "#d6504b", "#8d6cc9", "#8c929b"
+TURQUOISE, GOLD, PINK = "#2aa5b8", "#b8860b", "#c2578f"
+MAX_LINES = 16
 
 
-def files_of(exports: Exports) -> Part:
+def card_of(label: str, value: str, note: str, device: str = "") -> Row:
+    """A card of the headline. device: the device that it is about, "" if none."""
+    return {"label": label, "value": value, "note": note, "device": device}
+
+
+def png(file: Path) -> str:
+    """A picture as the source of an image in HTML."""
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+def files_of(exports: Exports) -> Row:
     """The exported files of the winners. `formats`: files, sizes and largest difference of each.
 
     `bundle`: its size, or None if none was requested. `int8`: whether a file is quantised. `adapted`: facts about each SubNet
@@ -39,11 +54,10 @@ def files_of(exports: Exports) -> Part:
     }
 
 
-def int8_of(card: Card) -> Part | None:
+def int8_of(card: Card) -> Row | None:
     """The quantised file of a SubNet: test accuracy, latency and bytes beside those in fp32, layers that stay in fp32."""
     for file in card.files.values():
-        if file.int8 is not None:
-            found = file.int8
+        if (found := file.int8) is not None:
             return {
                 "accuracy": found.accuracy.get("test"),
                 "measured_ms": found.latency and found.latency.p50_ms,
@@ -56,7 +70,7 @@ def int8_of(card: Card) -> Part | None:
     return None
 
 
-def _format(name: str, files: Sequence[ExportedFile]) -> Part:
+def _format(name: str, files: Sequence[ExportedFile]) -> Row:
     good = [file for file in files if file.state == "ok"]
     sizes = [file.bytes for file in good if file.bytes is not None]
     checked = dict.fromkeys(
@@ -78,7 +92,7 @@ def _format(name: str, files: Sequence[ExportedFile]) -> Part:
 SHOWN = {"digest", "predicted_ms", "smoothed_ms", "predicted_accuracy", "macs", "parameters"}
 
 
-def refinement(folder: Path, front: Front) -> Part | None:
+def refinement(folder: Path, front: Front) -> Row | None:
     """Content of the folder with `front.json`; None if the search's front was not refined.
 
     `candidates` with predictions and measurements (None: not measured), `replaced_winners` with both SubNets and the reason.
@@ -131,80 +145,6 @@ def _reason(winner: Winner, before: Mapping[str, Any], margin: float) -> str:
     return f"as accurate, with a larger loss{faster}"
 
 
-class ReportedVariable(TypedDict):
-    """A variable of the SuperNet."""
-
-    name: str
-    kind: str
-    scope: str
-    choices: list[int | float | str]
-    default: int | float | str
-
-
-class ReportedSpace(TypedDict):
-    """The space of the SuperNet. `codes`, `distinct`: as texts, beyond the integers that readers of JSON keep exact."""
-
-    variables: list[ReportedVariable]
-    modifications: int
-    codes: str
-    distinct: str
-    unique_operators: int
-
-
-class ReportedReference(TypedDict):
-    """The reference network for the winners, with its test accuracy if known."""
-
-    name: str
-    accuracy: float | None
-
-
-class SubNetSize(TypedDict):
-    """The size of a SubNet; `resolution`: the width of its input."""
-
-    macs: int
-    parameters: int
-    resolution: int
-
-
-class ReportedModification(TypedDict):
-    """The cost of one choice of one variable, compared with the largest SubNet."""
-
-    variable: str
-    choice: Choice
-    delta_points: float
-    delta_loss: float
-    standard_error_points: float
-
-
-class ReportedSensitivities(TypedDict):
-    """Sensitivities measured on `samples` images; `accuracy`: of the largest SubNet; `validation`: `AccuracyValidation`."""
-
-    samples: int
-    accuracy: float
-    rows: list[ReportedModification]
-    validation: dict[str, Any]
-
-
-class ReportedOperators(TypedDict):
-    """The operators of one type in the look-up table: their numbers, the sum of their latencies, and their median spread."""
-
-    operator: str
-    count: int
-    ok: int
-    fused: int
-    failed: int
-    total_ms: float | None
-    median_spread: float | None
-
-
-Row = Mapping[str, Any]
-"""A part of `report.json`."""
-
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4c7fd9", "#e0823d", "#3f9f6b", "#d6504b", "#8d6cc9", "#8c929b"
-TURQUOISE, GOLD, PINK = "#2aa5b8", "#b8860b", "#c2578f"
-MAX_LINES = 16
-
-
 def point_label(title: str, facts: Iterable[str], architecture: Sequence[str]) -> str:
     """A title, facts, and the architecture if there is one, a line for each stage; further lines are cut."""
     more = [f"… {len(architecture) - MAX_LINES} more"] if len(architecture) > MAX_LINES else []
@@ -244,13 +184,10 @@ def _note(found: ChosenEngine) -> str:
     return f"{found.text} instead of the runtime's defaults; {times}, 95 % within {least:.2f} and {most:.2f}"
 
 
-def card(device: Row) -> list[dict[str, str]]:
+def card(device: Row) -> list[Row]:
     """The card of the headline: the part of the speed that comes from the engine alone."""
-    found = device["engine"]
-    if found is None:
-        return []
-    name = device["name"]
-    return [{"label": f"{name}: engine", "value": f"{found['speed_up']:.2f} ×", "note": found["note"], "device": name}]
+    found, name = device["engine"], device["name"]
+    return [] if found is None else [card_of(f"{name}: engine", f"{found['speed_up']:.2f} ×", found["note"], name)]
 
 
 def rows(found: Row) -> list[tuple[str, str, str, str]]:

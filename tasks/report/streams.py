@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tasks.base.schemas.results import STREAM_FILE, StreamedMethod, StreamedNetwork
 from tasks.report.charts import COLORS, blank
-from tasks.report.parts import GREY, Row
+from tasks.report.parts import GREY, Row, card_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -68,11 +68,12 @@ SYMBOLS = {
 def figure(row: Row) -> go.Figure:
     """Error of each window under each method; lines separate phases, and events of guards are marked."""
     chart = blank("images of the stream", "error [%]", height=420)
-    others = itertools.cycle(COLORS)
+    others, size, images = itertools.cycle(COLORS), row["window_images"], row["images"]
+    ends = [min(first + size, images) for first in range(0, images, size)]
     for method in row["methods"]:
         color = GREY if method["method"] == "source" else next(others)
         chart.add_scatter(
-            x=_ends(row),
+            x=ends,
             y=method["window_error_percent"],
             name=method["method"],
             mode="lines",
@@ -87,12 +88,6 @@ def figure(row: Row) -> go.Figure:
             textangle=-90, xanchor="left", yanchor="top", font={"size": 10, "color": GREY},
         )  # fmt: skip
     return chart
-
-
-def _ends(row: Row) -> list[int]:
-    """The number of images after each window."""
-    size, images = row["window_images"], row["images"]
-    return [min(first + size, images) for first in range(0, images, size)]
 
 
 def _draw_events(chart: go.Figure, row: Row, method: Row, color: str) -> None:
@@ -123,7 +118,7 @@ def streams(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def card(row: Row) -> list[dict[str, str]]:
+def card(row: Row) -> list[Row]:
     """The method with the least error on a stream, against the source; empty without a source, or without another method."""
     errors = row["errors_percent"]
     others = {method: error for method, error in errors.items() if method != "source"}
@@ -132,4 +127,4 @@ def card(row: Row) -> list[dict[str, str]]:
     best = min(others, key=lambda method: others[method])
     note = f"{best}; as it is {errors['source']:.1f} %; {row['images']} images"
     label = f"{row['title']}: error on a {row['settings']['stream']} stream"
-    return [{"label": label, "value": f"{others[best]:.1f} %", "note": note, "device": ""}]
+    return [card_of(label, f"{others[best]:.1f} %", note)]

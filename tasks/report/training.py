@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +19,7 @@ from numpy.typing import NDArray
 from tailor_ir import SuperNet
 from tasks.base.artifacts import RESULT_FILE, read_lines
 from tasks.base.pages.text import milliseconds
-from tasks.base.schemas.results import (
-    HISTORY_FILE,
-    RANGE_ACCURACIES_FILE,
-    RANGES_FILE,
-    BackboneResult,
-    BaseResult,
-    EndsAccuracy,
-    FinetuneResult,
-    JoinResult,
-    WatchedSubNets,
-)
+from tasks.base.schemas import results
 from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor
 from tasks.report.charts import Rows, blank
 from tasks.report.parts import BLUE, GOLD, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TURQUOISE, Row
@@ -39,48 +29,16 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-class ReportedStep(TypedDict):
-    """The state of one network at the end of a stage: accuracies in [0, 1], None if unknown.
-    on: "first" or "second" data. images: number of evaluated validation images; None: all.
-    """
-
-    name: str
-    on: str
-    validation: float | None
-    test: float | None
-    images: int | None
-
-
-class ReportedTime(TypedDict):
-    """Cost of a stage. epochs: None: it does not train; seconds: None if they were not counted."""
-
-    stage: str
-    epochs: int | None
-    seconds: float | None
-
-
-class ReportedPretraining(TypedDict):
-    """The backbone, by its path, on first `data`. variables, distinct: of its SuperNet; distinct SubNets as text."""
-
-    backbone: str
-    data: str
-    variables: int
-    distinct: str
-    strategy: str
-    steps: list[ReportedStep]
-    times: list[ReportedTime]
-
-
-def pretraining(sources: PretrainingSources | None) -> ReportedPretraining | None:
+def pretraining(sources: PretrainingSources | None) -> Row | None:
     """Results of the stages `pretrain`, `backbone`, `distill` and `join`; None for a run that is trained in one stage."""
     if sources is None:
         return None
-    trained = None if sources.trained is None else BaseResult.read(sources.trained / RESULT_FILE)
-    elastic = BackboneResult.read(sources.elastic / RESULT_FILE)
-    distilled = FinetuneResult.read(sources.distilled / RESULT_FILE)
-    joined = JoinResult.read(sources.joined / RESULT_FILE)
+    trained = None if sources.trained is None else results.BaseResult.read(sources.trained / RESULT_FILE)
+    elastic = results.BackboneResult.read(sources.elastic / RESULT_FILE)
+    distilled = results.FinetuneResult.read(sources.distilled / RESULT_FILE)
+    joined = results.JoinResult.read(sources.joined / RESULT_FILE)
     first, second = sources.epochs
-    times: list[ReportedTime] = [
+    times: list[Row] = [
         {"stage": "backbone", "epochs": None, "seconds": elastic.seconds},
         {"stage": "distill", "epochs": second, "seconds": distilled.seconds},
         {"stage": "join", "epochs": None, "seconds": joined.seconds},
@@ -105,13 +63,11 @@ def pretraining(sources: PretrainingSources | None) -> ReportedPretraining | Non
     }
 
 
-def _step(
-    name: str, validation: float | None, test: float | None, on: str = "first", images: int | None = None
-) -> ReportedStep:
+def _step(name: str, validation: float | None, test: float | None, on: str = "first", images: int | None = None) -> Row:
     return {"name": name, "on": on, "validation": validation, "test": test, "images": images}
 
 
-def _ends(found: EndsAccuracy, on: str, then: str = "") -> list[ReportedStep]:
+def _ends(found: results.EndsAccuracy, on: str, then: str = "") -> list[Row]:
     """Steps of the largest and the smallest SubNet."""
     return [
         _step(f"largest SubNet{then}", found.largest_validation_accuracy, found.largest_test_accuracy, on),
@@ -119,9 +75,9 @@ def _ends(found: EndsAccuracy, on: str, then: str = "") -> list[ReportedStep]:
     ]
 
 
-def _sampled(folder: Path) -> list[ReportedStep]:
+def _sampled(folder: Path) -> list[Row]:
     """The final mean accuracy of the random SubNets that were evaluated during the training; empty if none were."""
-    lines = read_lines(folder / RANGE_ACCURACIES_FILE)
+    lines = read_lines(folder / results.RANGE_ACCURACIES_FILE)
     if not lines:
         return []
     last = lines[-1]
@@ -132,30 +88,13 @@ def _sampled(folder: Path) -> list[ReportedStep]:
 RANGES = 4
 
 
-class ReportedRange(TypedDict):
-    """The SubNets of one range; `accuracies`: their mean accuracy [0, 1] after each of the steps."""
-
-    label: str
-    subnets: int
-    accuracies: list[float]
-
-
-class ReportedRanges(TypedDict):
-    """Mean accuracies on `images` validation images after some `steps`. `by_latency`: of the same SubNets, by device."""
-
-    steps: list[int]
-    images: int
-    by_macs: list[ReportedRange]
-    by_latency: dict[str, list[ReportedRange]]
-
-
-def range_accuracies(sources: Sources, net: SuperNet) -> ReportedRanges | None:
+def range_accuracies(sources: Sources, net: SuperNet) -> Row | None:
     """Range accuracies of the fine-tuning; None if SubNets were not evaluated."""
     folder = sources.finetune
-    lines = read_lines(folder / RANGE_ACCURACIES_FILE) if folder is not None else []
+    lines = read_lines(folder / results.RANGE_ACCURACIES_FILE) if folder is not None else []
     if folder is None or not lines:
         return None
-    watched = WatchedSubNets.read(folder / RANGES_FILE)
+    watched = results.WatchedSubNets.read(folder / results.RANGES_FILE)
     shares = np.array([line["correct"] for line in lines]) / lines[0]["total"]
     codes = net.space.encode([dict(one.config) for one in watched.subnets])
     latencies = {
@@ -169,7 +108,7 @@ def range_accuracies(sources: Sources, net: SuperNet) -> ReportedRanges | None:
     }
 
 
-def _by_macs(watched: WatchedSubNets) -> dict[str, list[int]]:
+def _by_macs(watched: results.WatchedSubNets) -> dict[str, list[int]]:
     """Positions of SubNets by range, named by its bounds."""
     million = [bound / 1e6 for bound in watched.bounds_macs]
     found: dict[str, list[int]] = {}
@@ -192,7 +131,7 @@ def _by_latency(latencies_ms: NDArray[np.float64]) -> dict[str, list[int]]:
     }
 
 
-def _grouped(positions: Mapping[str, Sequence[int]], shares: NDArray[np.float64]) -> list[ReportedRange]:
+def _grouped(positions: Mapping[str, Sequence[int]], shares: NDArray[np.float64]) -> list[Row]:
     return [
         {"label": label, "subnets": len(own), "accuracies": shares[:, own].mean(1).tolist()}
         for label, own in positions.items()
@@ -204,11 +143,13 @@ RANGE_COLORS = (GOLD, PINK, TURQUOISE, GREY)
 MAX_POINTS = 1000
 
 
-def figure(rows: Rows, ranges: ReportedRanges | None = None, score: str = "accuracy") -> go.Figure:
+def figure(rows: Rows, ranges: Row | None = None, score: str = "accuracy") -> go.Figure:
     """Losses over steps (left), at most 1,000 points a curve; mean accuracies of SubNets by range (right)."""
     shown = blank("step", "loss", height=340)
     names = list(dict.fromkeys(name for row in rows for name in row if name.startswith("loss_")))
-    if not names or any(len(_own(row)) > 1 for row in rows):  # otherwise the total is the only role's loss
+    if not names or any(
+        sum(name.startswith("loss_") for name in row) > 1 for row in rows
+    ):  # otherwise the total is the only role's loss
         names.insert(0, "loss")
     thinned = rows[:: max(1, len(rows) // MAX_POINTS)]
     steps = [row["step"] for row in thinned]
@@ -221,12 +162,7 @@ def figure(rows: Rows, ranges: ReportedRanges | None = None, score: str = "accur
     return shown
 
 
-def _own(row: Row) -> list[str]:
-    """Names of the losses of the roles of a step."""
-    return [name for name in row if name.startswith("loss_")]
-
-
-def _add_ranges(shown: go.Figure, ranges: ReportedRanges, score: str) -> None:
+def _add_ranges(shown: go.Figure, ranges: Row, score: str) -> None:
     for one, color in zip(ranges["by_macs"], RANGE_COLORS, strict=False):
         shown.add_scatter(
             x=ranges["steps"],
@@ -243,11 +179,10 @@ def _add_ranges(shown: go.Figure, ranges: ReportedRanges, score: str) -> None:
 
 def histories(sources: Sources) -> dict[str, list[Row]]:
     """The lines of each training of the run, by its name."""
-    folders = {**_first(sources.pretraining), "base network": sources.base, "fine-tuning": sources.finetune}
-    found = {name: read_lines(folder / HISTORY_FILE) for name, folder in folders.items() if folder}
+    first = sources.pretraining  # of two training stages
+    folders: dict[str, Path | None] = (
+        {} if first is None else {"backbone": first.trained, "SuperNet of the backbone": first.distilled}
+    )
+    folders |= {"base network": sources.base, "fine-tuning": sources.finetune}
+    found = {name: read_lines(folder / results.HISTORY_FILE) for name, folder in folders.items() if folder}
     return {name: rows for name, rows in found.items() if rows}
-
-
-def _first(sources: PretrainingSources | None) -> dict[str, Path | None]:
-    """Folders of the first of two training stages."""
-    return {} if sources is None else {"backbone": sources.trained, "SuperNet of the backbone": sources.distilled}
