@@ -20,16 +20,7 @@ from adaptive_runtime.samples.inputs import (
 )
 from profiling_agents.messages import Capabilities
 from tasks.base.artifacts import json_bytes, write_bytes
-from tasks.base.schemas.exports import (
-    AdaptedTensors,
-    Architecture,
-    Brought,
-    Card,
-    ExportedFile,
-    FileRun,
-    UsedEngine,
-    VariableChoice,
-)
+from tasks.base.schemas import exports
 from tasks.data.problems import problem_named
 from tasks.data.source import OtherInput
 from tasks.evaluation.uncertainty import uncertain
@@ -67,13 +58,13 @@ class Provenance:
 UNKNOWN_PROVENANCE = Provenance()
 
 
-def architecture(net: SuperNet, config: Mapping[str, Any]) -> Architecture:
+def architecture(net: SuperNet, config: Mapping[str, Any]) -> exports.Architecture:
     """The description of a SubNet: its operators, and its choices among those of the SuperNet."""
     known = dict(config)
-    return Architecture(
+    return exports.Architecture(
         operators=dict(Counter(feature.operator for feature in net.operators(known)).most_common()),
         variables=tuple(
-            VariableChoice(name=variable.name, choice=known[variable.name], choices=tuple(variable.choices))
+            exports.VariableChoice(name=variable.name, choice=known[variable.name], choices=tuple(variable.choices))
             for variable in net.space.variables
             if variable.name in known
         ),
@@ -141,51 +132,39 @@ def card_device(capabilities: Capabilities) -> BundleDevice:
     return BundleDevice(**{name: getattr(capabilities, name) for name in BundleDevice.model_fields})
 
 
-def used_engine(engine: ChosenEngine | None) -> UsedEngine | None:
+def used_engine(engine: ChosenEngine | None) -> exports.UsedEngine | None:
     """The engine in the form of a card."""
     if engine is None:
         return None
     kept = {one.option: one.gain.ratio for one in engine.kept}
-    return UsedEngine(choices=engine.chosen, speed_up=engine.speed_up, kept=kept)
+    return exports.UsedEngine(choices=engine.chosen, speed_up=engine.speed_up, kept=kept)
 
 
-def card_files(card: Card) -> dict[str, bytes]:
+def card_files(card: exports.Card) -> dict[str, bytes]:
     """The model card by suffix: JSON for programs, Markdown for people."""
     return {".json": json_bytes(card.to_json()), ".md": markdown(card).encode()}
 
 
-def markdown(card: Card) -> str:
+def markdown(card: exports.Card) -> str:
     """The card for people."""
-    source, latency, device = card.made_from, card.latency, card.device.model_dump(mode="json")
-    network = source.network
-    measured = f"{latency.p50_ms:.4g} ms (p50)" if latency.p50_ms else f"not measured: {latency.reason}"
+    source = card.made_from
     parts = [
         f"# SubNet {card.digest}",
-        f"A SubNet of `{network['name']}` for `{source.data}`.",
-        _table(
-            ("", ""),
-            [
-                *_input_rows(card),
-                ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
-                *_accuracies(card),
-                (f"latency, batch {card.batch}", measured),
-                ("predicted latency", f"{card.predicted_ms:.4g} ms"),
-                ("device", ", ".join(f"{name} {value}" for name, value in device.items() if value is not None)),
-                ("engine", _engine(card.engine)),
-                ("weights", network["weights"]),
-                ("licence of these weights", network["licence"]),
-            ],
-        ),
+        f"A SubNet of `{source.network['name']}` for `{source.data}`.",
+        _table(("", ""), _facts(card)),
         *_prepared(card.preparation),
         "## Classes",
-        _classes(card.classes),
+        _table(("output", "class"), list(enumerate(card.classes[:MOST_CLASSES]))),
+        f"{hidden} more are in the card's JSON file." if (hidden := len(card.classes) - MOST_CLASSES) > 0 else "",
         *_answers(card),
         "## Files",
         _table(
             ("format", "files", "bytes", "checked in", "difference from torch, of int8 from onnxruntime", "allowed"),
             [_file_row(name, file) for name, file in card.files.items()],
         ),
-        *_parts_of_files(card.files),
+        *_quantised(card.files.values()),
+        *_exits(card.files),
+        *_memory(card.files.get("onnx")),
         "## How they run",
         _table(
             ("format", "runtime, build", "settings", "masks", "what they brought", "examples"),
@@ -204,7 +183,28 @@ def markdown(card: Card) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _own_tensors(told: AdaptedTensors | None) -> str:
+def _facts(card: exports.Card) -> list[tuple[str, str]]:
+    """Rows with the costs and the accuracy of a SubNet, and the device and the weights behind them."""
+    latency, device, network = card.latency, card.device.model_dump(mode="json"), card.made_from.network
+    measured = f"{latency.p50_ms:.4g} ms (p50)" if latency.p50_ms else f"not measured: {latency.reason}"
+    accuracy = _accuracy_of(card)
+    return [
+        *_input_rows(card),
+        ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
+        *(
+            (f"{accuracy}, {split}", uncertain(share, card.samples.get(split)))
+            for split, share in card.accuracy.items()
+        ),
+        (f"latency, batch {card.batch}", measured),
+        ("predicted latency", f"{card.predicted_ms:.4g} ms"),
+        ("device", ", ".join(f"{name} {value}" for name, value in device.items() if value is not None)),
+        ("engine", _engine(card.engine)),
+        ("weights", network["weights"]),
+        ("licence of these weights", network["licence"]),
+    ]
+
+
+def _own_tensors(told: exports.AdaptedTensors | None) -> str:
     """A sentence on tensors that are not shared weights: BatchNorm statistics and, if any, adapted tensors."""
     statistics = "BatchNorm statistics are the SubNet's own."
     if told is None:
@@ -222,7 +222,7 @@ def _own_tensors(told: AdaptedTensors | None) -> str:
     )
 
 
-def _answers(card: Card) -> list[str]:
+def _answers(card: exports.Card) -> list[str]:
     """A section on decoding raw outputs into boxes, if the SubNet is a detector."""
     if (decoding := card.decoding) is None:
         return []
@@ -236,13 +236,7 @@ def _answers(card: Card) -> list[str]:
     ]
 
 
-def _accuracies(card: Card) -> list[tuple[str, str]]:
-    """Rows with the accuracy of a SubNet, by split."""
-    name = _accuracy_of(card)
-    return [(f"{name}, {split}", uncertain(share, card.samples.get(split))) for split, share in card.accuracy.items()]
-
-
-def _accuracy_of(card: Card) -> str:
+def _accuracy_of(card: exports.Card) -> str:
     """The name of the accuracy: on an int8 device it is that of the int8 file."""
     own = card.files.get("onnx_int8")
     is_of_int8 = card.device.precision == "int8" and own is not None and own.int8 is not None
@@ -250,7 +244,7 @@ def _accuracy_of(card: Card) -> str:
     return f"{name} in int8" if is_of_int8 else name
 
 
-def _engine(used: UsedEngine | None) -> str:
+def _engine(used: exports.UsedEngine | None) -> str:
     """The options of the runtime, and their gain."""
     if used is None or not used.choices:
         return "the runtime's defaults"
@@ -259,7 +253,7 @@ def _engine(used: UsedEngine | None) -> str:
     return f"{choices}; {used.speed_up:.2f} times as fast as the runtime's defaults"
 
 
-def _input_rows(card: Card) -> list[tuple[str, str]]:
+def _input_rows(card: exports.Card) -> list[tuple[str, str]]:
     """Shape and type of each input."""
     wanted, batch = card.preparation, card.input_shape[:1]
     if not isinstance(wanted, InputsPreparation):
@@ -343,12 +337,7 @@ def _numbers(values: tuple[float, ...]) -> str:
     return f"({', '.join(f'{value:g}' for value in values)})"
 
 
-def _classes(names: tuple[str, ...]) -> str:
-    more = f"\n\n{len(names) - MOST_CLASSES} more are in the card's JSON file." if len(names) > MOST_CLASSES else ""
-    return _table(("output", "class"), list(enumerate(names[:MOST_CLASSES]))) + more
-
-
-def _quantised(files: Iterable[ExportedFile]) -> list[str]:
+def _quantised(files: Iterable[exports.ExportedFile]) -> list[str]:
     """A section on the costs and gains of int8 for each quantised file."""
     parts = []
     for file in files:
@@ -368,12 +357,7 @@ def _quantised(files: Iterable[ExportedFile]) -> list[str]:
     return parts
 
 
-def _parts_of_files(files: Mapping[str, ExportedFile]) -> list[str]:
-    """Sections for single files: int8, exits, planned order."""
-    return [*_quantised(files.values()), *_exits(files), *_memory(files.get("onnx"))]
-
-
-def _exits(files: Mapping[str, ExportedFile]) -> list[str]:
+def _exits(files: Mapping[str, exports.ExportedFile]) -> list[str]:
     """A section on the cost up to each exit, if the SubNet is exported as a chain."""
     timed = {name: file.segments for name, file in files.items() if file.segments}
     if not timed:
@@ -396,7 +380,7 @@ def _milliseconds(time_ms: float | None) -> str:
     return "not measured" if time_ms is None else f"{time_ms:.4g} ms"
 
 
-def _file_row(name: str, file: ExportedFile) -> tuple[str, ...]:
+def _file_row(name: str, file: exports.ExportedFile) -> tuple[str, ...]:
     if file.state != "ok":
         return name, f"none: {file.reason}", "", "", "", ""
     runtime = f"{file.runtime} {file.precision}, " + ("the device" if file.on_device else "this machine")
@@ -404,7 +388,7 @@ def _file_row(name: str, file: ExportedFile) -> tuple[str, ...]:
     return name, ", ".join(file.sha256), str(file.bytes), runtime, difference, f"{file.tolerance:g}"
 
 
-def _memory(file: ExportedFile | None) -> list[str]:
+def _memory(file: exports.ExportedFile | None) -> list[str]:
     """A comparison of the planned order of an ONNX file with the default order."""
     if file is None or (found := file.memory) is None:
         return []
@@ -425,14 +409,14 @@ def _memory(file: ExportedFile | None) -> list[str]:
     return ["## Memory by order", table, f"{told} Counted and timed on this machine, one thread, in a first run."]
 
 
-def _run_row(name: str, run: FileRun, examples: Mapping[str, str]) -> tuple[str, ...]:
+def _run_row(name: str, run: exports.FileRun, examples: Mapping[str, str]) -> tuple[str, ...]:
     runtime = f"{run.runtime} {run.version} ({run.build}), {run.provider}, {run.precision}, threads: {run.threads}"
     settings = ", ".join(f"{setting}={value}" for setting, value in run.settings.items())
     masks = ", ".join(f"{layer}: {mask}" for layer, mask in run.masks.items())
     return name, runtime, settings, masks, "; ".join(map(_gain, run.brought)), ", ".join(examples)
 
 
-def _gain(brought: Brought) -> str:
+def _gain(brought: exports.Brought) -> str:
     took = "" if brought.ratio is None else f"{brought.ratio:.0%} of the time without, "
     return f"{brought.choice}: {took}{brought.measured}"
 
@@ -441,8 +425,5 @@ def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     if not rows:
         return ""
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    return " ".join(str(value).replace("|", "/").split())
+    cells = ([" ".join(str(value).replace("|", "/").split()) for value in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

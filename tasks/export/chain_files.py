@@ -105,12 +105,8 @@ def chain_statistics(net: SuperNet, config: Config, exits: Sequence[str], images
     return found
 
 
-def make_chain(name: ChainFormat, maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
-    """The chain of a SubNet in one format. ConversionError if it has none."""
-    return _onnx(maker, digest, plan, statistics) if name == "onnx" else _ncnn(maker, digest, plan, statistics)
-
-
-def _onnx(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
+def onnx_chain(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
+    """The chain of a SubNet as ONNX files."""
     net, settings = maker.net, maker.settings
     if settings.dynamic_batch:
         pairs = zip(*(_segment_files(net, plan, statistics, batch) for batch in BATCHES), strict=True)
@@ -138,7 +134,8 @@ def _segment_files(net: SuperNet, plan: ChainPlan, statistics: Statistics, batch
         return [(Path(folder) / f"{at}.onnx").read_bytes() for at in range(len(plan.exits))]
 
 
-def _ncnn(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
+def ncnn_chain(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
+    """The chain of a SubNet as one net of ncnn. ConversionError if it has none."""
     net = maker.net
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
         path = Path(folder) / "answers.onnx"
@@ -174,7 +171,11 @@ def largest_difference(
     """For each segment the largest difference of a value from torch's, over the largest value of torch. images: (N, C, H,
     W).
     """
-    run = _of_net if made.format == "ncnn" else _of_files
+
+    def of_net(client: AgentClient, jobs: Sequence[ModelJob], x_BCHW: Images) -> list[Values]:
+        return [[answer] for answer in client.run(jobs[-1], [x_BCHW])]
+
+    run = of_net if made.format == "ncnn" else _of_files
     found = [differences_of(segments, images, size, partial(run, client, jobs)) for size, jobs in made.jobs.items()]
     return tuple(np.max(found, 0).tolist())
 
@@ -182,20 +183,18 @@ def largest_difference(
 def differences_of(
     segments: Sequence[Segment], images: Images, size: int, run: Callable[[Images], Iterable[Values]]
 ) -> tuple[float, ...]:
-    """Like `largest_difference`, for the values, or the answer alone, that `run` gives for batches (`size`, C, H, W)."""
+    """Like `largest_difference`, for the values, or the answer alone, that `run` gives for batches (`size`, C, H, W).
+
+    The last batch is padded with its last image.
+    """
     worst = np.zeros(len(segments))
-    for x_BCHW in _in_batches(images, size):
+    for start in range(0, len(images), size):
+        part = images[start : start + size]
+        x_BCHW = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)])
         for at, (ours, theirs) in enumerate(zip(run(x_BCHW), _torchs(segments, x_BCHW), strict=True)):
             found = [_difference(own, known) for own, known in zip(ours, theirs[: len(ours)], strict=True)]
             worst[at] = np.max([worst[at], *found])  # np.max propagates NaN
     return tuple(worst.tolist())
-
-
-def _in_batches(images: Images, size: int) -> Iterator[Images]:
-    """Batches of a fixed size; the last one is padded with its last image."""
-    for start in range(0, len(images), size):
-        part = images[start : start + size]
-        yield np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)])
 
 
 def _torchs(segments: Sequence[Segment], x_BCHW: Images) -> Iterator[Values]:
@@ -214,11 +213,6 @@ def _of_files(client: AgentClient, jobs: Sequence[ModelJob], x_BCHW: Images) -> 
         found = client.run(job, [values[name] for name in job.input_names])
         values.update(zip(job.output_names, found, strict=True))
         yield list(found)
-
-
-def _of_net(client: AgentClient, jobs: Sequence[ModelJob], x_BCHW: Images) -> list[Values]:
-    """The answers of all exits from one net."""
-    return [[answer] for answer in client.run(jobs[-1], [x_BCHW])]
 
 
 def _difference(ours: Images, theirs: Images) -> float:

@@ -1,10 +1,7 @@
-"""Chains: a SubNet with exits as segments in ONNX files, or as one net of ncnn.
+"""Chains: a SubNet with exits as segments in ONNX files, or as one net of ncnn; checked, timed, described by a manifest.
 
-Beside them is the manifest that a host program follows (`adaptive_runtime.bundle.chains`).
-
-Chains as files beside the other files of a SubNet: checked, timed, and described by a manifest.
-
-The chain of a SubNet inside a bundle: its ONNX segments refer to the shared weights of the bundle.
+A host program follows the manifest (`adaptive_runtime.bundle.chains`). Inside a bundle, the ONNX segments of a chain refer to
+the bundle's shared weights.
 """
 
 import hashlib
@@ -20,14 +17,7 @@ import numpy as np
 import onnxruntime
 
 from adaptive_runtime.base.files import sha256_of
-from adaptive_runtime.bundle.chains import (
-    SEGMENTS_FILE,
-    ChainFormat,
-    ChainManifest,
-    ChainSegment,
-    ChainTensor,
-    session_options,
-)
+from adaptive_runtime.bundle import chains
 from adaptive_runtime.exits import Thresholds
 from profiling_agents.client import ModelJob, ModelTooLargeError, RunError
 from profiling_agents.messages import Precision, Setting
@@ -39,22 +29,13 @@ from tasks.base.schemas.exports import Card, ExportedFile, ExportedSegment, File
 from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.chain_files import (
-    ChainPlan,
-    MadeChain,
-    Values,
-    chain_statistics,
-    differences_of,
-    largest_difference,
-    make_chain,
-    plan_of,
-)
+from tasks.export import chain_files
 from tasks.export.files import Images, Maker
 from tasks.export.running import run_of
 from tasks.export.settings import Settings
 from tasks.measuring.subnets import SubNetMeter
 
-FORMATS: tuple[ChainFormat, ...] = ("onnx", "ncnn")
+FORMATS: tuple[chains.ChainFormat, ...] = ("onnx", "ncnn")
 
 
 def require_exits(settings: Settings, net: SuperNet) -> None:
@@ -83,28 +64,34 @@ class ChainWriter:
         maker = self.maker
         if maker.settings.segments is False or len(maker.net.exits(card.config)) < 2:
             return {}
-        plan = plan_of(maker.net, card, self.policies.get(card.digest))
-        statistics = chain_statistics(maker.net, plan.config, plan.exits, self.images)
+        plan = chain_files.plan_of(maker.net, card, self.policies.get(card.digest))
+        statistics = chain_files.chain_statistics(maker.net, plan.config, plan.exits, self.images)
         if card.digest in maker.adapted:
             statistics |= maker.adapted[card.digest].tensors
         segments = maker.net.segments(plan.config, statistics, plan.exits)
         found = {}
         for name in (one for one in FORMATS if one in maker.settings.formats):
             try:
-                made = make_chain(name, maker, card.digest, plan, statistics)
+                make = chain_files.onnx_chain if name == "onnx" else chain_files.ncnn_chain
+                made = make(maker, card.digest, plan, statistics)
                 found[f"{name}_segments"] = self._file(card, plan, made, segments, inputs)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 found[f"{name}_segments"] = ExportedFile(state="failed", reason=str(error))
         return found
 
     def _file(
-        self, card: Card, plan: ChainPlan, made: MadeChain, segments: Sequence[Segment], inputs: Images
+        self,
+        card: Card,
+        plan: chain_files.ChainPlan,
+        made: chain_files.MadeChain,
+        segments: Sequence[Segment],
+        inputs: Images,
     ) -> ExportedFile:
         """Check a chain against torch, and keep its files when all segments agree."""
         client = self.maker.runtime(made.format)
         device, on_device = client.capabilities(), client is self.maker.client
         precision: Precision = "fp32" if device.precision == "int8" else device.precision  # the files are not quantised
-        differences = largest_difference(client, made, segments, inputs)
+        differences = chain_files.largest_difference(client, made, segments, inputs)
         difference, tolerance = max(differences), self.maker.settings.tolerance.of(precision)
         file = ExportedFile(
             state="ok",
@@ -128,14 +115,16 @@ class ChainWriter:
         found = {"run": run, "segments": tuple(rows), "expected_ms": plan.expected_ms(rows)}
         return self._kept(card, plan, made, file.model_copy(update=found))
 
-    def _rows(self, made: MadeChain, segments: Sequence[Segment], *, on_device: bool) -> list[ExportedSegment]:
+    def _rows(
+        self, made: chain_files.MadeChain, segments: Sequence[Segment], *, on_device: bool
+    ) -> list[ExportedSegment]:
         times_ms = self._timed(made) if on_device else [None] * len(segments)
         return [
             ExportedSegment(exit=segment.exit, macs=segment.macs, latency_ms=time_ms)
             for segment, time_ms in zip(segments, times_ms, strict=True)
         ]
 
-    def _timed(self, made: MadeChain) -> list[float | None]:
+    def _timed(self, made: chain_files.MadeChain) -> list[float | None]:
         """Latency of each segment on the device [ms], p50; in ncnn the difference between its exit and the one before."""
         maker = self.maker
         meter = SubNetMeter(maker.net, maker.client, maker.settings.measure, maker.settings.limits)
@@ -145,10 +134,12 @@ class ChainWriter:
             return times_ms if made.format == "onnx" else [None] * len(times_ms)
         return [max(0.0, later - earlier) for earlier, later in pairwise([0.0, *known])]
 
-    def _kept(self, card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) -> ExportedFile:
+    def _kept(
+        self, card: Card, plan: chain_files.ChainPlan, made: chain_files.MadeChain, file: ExportedFile
+    ) -> ExportedFile:
         """Write the files, the manifest last."""
         manifest = _manifest(card, plan, made, file)
-        contents = {**made.contents, **plan.thresholds_file, SEGMENTS_FILE: manifest.to_json().encode()}
+        contents = {**made.contents, **plan.thresholds_file, chains.SEGMENTS_FILE: manifest.to_json().encode()}
         folder = f"{card.digest}.{made.format}.segments"
         (self.out / folder).mkdir(exist_ok=True)
         for name, content in contents.items():
@@ -157,7 +148,9 @@ class ChainWriter:
         return file.model_copy(update={"sha256": digests, "bytes": sum(map(len, contents.values()))})
 
 
-def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) -> ChainManifest:
+def _manifest(
+    card: Card, plan: chain_files.ChainPlan, made: chain_files.MadeChain, file: ExportedFile
+) -> chains.ChainManifest:
     assert file.run is not None, "a chain that was checked has run"
     segments = []
     for at, (row, job) in enumerate(zip(file.segments, made.own_jobs, strict=True)):
@@ -165,8 +158,8 @@ def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) 
         own = {"file": f"{at}.onnx"} if made.format == "onnx" else {}
         if made.format == "ncnn":  # ncnn continues from values it has computed
             read, given = () if at else read, given[-1:]
-        segments.append(ChainSegment(**own, inputs=read, outputs=given, **row.model_dump()))
-    return ChainManifest(
+        segments.append(chains.ChainSegment(**own, inputs=read, outputs=given, **row.model_dump()))
+    return chains.ChainManifest(
         format=made.format,
         digest=card.digest,
         files={name: _sha256(content) for name, content in made.contents.items()},
@@ -180,16 +173,16 @@ def _manifest(card: Card, plan: ChainPlan, made: MadeChain, file: ExportedFile) 
     )
 
 
-def _tensors(job: ModelJob, *, inputs: bool = True, free: bool = False) -> tuple[ChainTensor, ...]:
+def _tensors(job: ModelJob, *, inputs: bool = True, free: bool = False) -> tuple[chains.ChainTensor, ...]:
     """Inputs or outputs of a job. free: the number of samples is open."""
     names, shapes = (job.input_names, job.input_shapes) if inputs else (job.output_names, job.output_shapes or ())
     return tuple(
-        ChainTensor(name=name, shape=(None, *shape[1:]) if free else shape)
+        chains.ChainTensor(name=name, shape=(None, *shape[1:]) if free else shape)
         for name, shape in zip(names, shapes, strict=True)
     )
 
 
-def _answers(made: MadeChain) -> tuple[FileTensor, ...]:
+def _answers(made: chain_files.MadeChain) -> tuple[FileTensor, ...]:
     """The answers of all exits by their names in the files."""
     place = -1 if made.format == "ncnn" else 0
     found = [_tensors(job, inputs=False, free=made.free)[place] for job in made.own_jobs]
@@ -213,7 +206,7 @@ class BundledChain:
     """A chain in a bundle: the name of its manifest, and its largest difference from torch, over the largest value."""
 
     name: str
-    manifest: ChainManifest
+    manifest: chains.ChainManifest
     thresholds: Thresholds | None
     difference: float
 
@@ -233,21 +226,21 @@ def bundle_chain(
     difference is inf if it is not finite.
     """
     own = out / f"{card.digest}.onnx.segments"
-    alone = ChainManifest.read(own / SEGMENTS_FILE)
+    alone = chains.ChainManifest.read(own / chains.SEGMENTS_FILE)
     segments = tuple(
         _renamed(segment, f"{card.digest}.{at}.onnx", net.batch) for at, segment in enumerate(alone.segments)
     )
     names = [*(str(segment.file) for segment in segments), WEIGHTS_FILE]
     told = {"segments": segments, "input": segments[0].inputs[0], "runtime": "onnxruntime", "settings": dict(settings)}
-    name, changed = f"{card.digest}.{SEGMENTS_FILE}", {**told, "files": _digests(folder, names)}
+    name, changed = f"{card.digest}.{chains.SEGMENTS_FILE}", {**told, "files": _digests(folder, names)}
     manifest, thresholds = _written(name, alone, own, folder, changed)
-    options = session_options(settings)
+    options = chains.session_options(settings)
     sessions = [
         onnxruntime.InferenceSession(folder / str(segment.file), options, providers=["CPUExecutionProvider"])
         for segment in segments
     ]
 
-    def run(x_BCHW: Images) -> Iterator[Values]:
+    def run(x_BCHW: Images) -> Iterator[chain_files.Values]:
         values = {manifest.input.name: x_BCHW}
         for session in sessions:
             given = [one.name for one in session.get_outputs()]
@@ -257,7 +250,7 @@ def bundle_chain(
 
     config = net.space.canonical({**card.config, "exit": manifest.exits[-1]})
     parts = net.segments(config, statistics, manifest.exits)
-    worst = max(differences_of(parts, inputs, net.batch, run))
+    worst = max(chain_files.differences_of(parts, inputs, net.batch, run))
     worst = worst if np.isfinite(worst) else np.inf
     return BundledChain(name=name, manifest=manifest, thresholds=thresholds, difference=worst)
 
@@ -268,18 +261,18 @@ def copy_ncnn_chain(card: Card, out: Path, folder: Path) -> BundledChain | None:
     if file is None or file.state != "ok" or file.relative_difference is None:
         return None
     own = out / f"{card.digest}.ncnn.segments"
-    alone = ChainManifest.read(own / SEGMENTS_FILE)
+    alone = chains.ChainManifest.read(own / chains.SEGMENTS_FILE)
     for name in alone.files:
         shutil.copyfile(own / name, folder / f"{card.digest}.{name}")
     files = _digests(folder, [f"{card.digest}.{name}" for name in alone.files])
-    name = f"{card.digest}.ncnn.{SEGMENTS_FILE}"
+    name = f"{card.digest}.ncnn.{chains.SEGMENTS_FILE}"
     manifest, thresholds = _written(name, alone, own, folder, {"files": files})
     return BundledChain(name=name, manifest=manifest, thresholds=thresholds, difference=file.relative_difference)
 
 
 def _written(
-    name: str, alone: ChainManifest, own: Path, folder: Path, changed: Mapping[str, Any]
-) -> tuple[ChainManifest, Thresholds | None]:
+    name: str, alone: chains.ChainManifest, own: Path, folder: Path, changed: Mapping[str, Any]
+) -> tuple[chains.ChainManifest, Thresholds | None]:
     """Write the manifest of a chain, changed for the bundle, and its thresholds."""
     thresholds, names = None, {}
     if alone.thresholds is not None:
@@ -296,7 +289,7 @@ def _digests(folder: Path, names: list[str]) -> dict[str, str]:
     return {name: sha256_of(folder / name) for name in names}
 
 
-def _renamed(segment: ChainSegment, file: str, batch: int) -> ChainSegment:
+def _renamed(segment: chains.ChainSegment, file: str, batch: int) -> chains.ChainSegment:
     """The segment in another file, which takes `batch` samples."""
     tensors = {
         field: tuple(

@@ -1,10 +1,7 @@
-"""ONNX models for any batch, made from models for two batches: numbers that differ between these follow the batch.
-
-Facts inside an exported file about itself: the same in every format that can store them.
-"""
+"""ONNX models for any batch, made from models for two batches; and facts inside exported files, the same in every format."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -48,7 +45,9 @@ def dynamic_batch(models: Sequence[bytes]) -> bytes:
             nodes += made
             kept += constants
     if nodes:
-        nodes = [*_read_batch(graph.input[0].name), *nodes]
+        shape = helper.make_node("Shape", [graph.input[0].name], [f"{SIZE}/shape"])
+        batch = helper.make_node("Slice", [f"{SIZE}/shape", f"{SIZE}/from", f"{SIZE}/to"], [SIZE])
+        nodes = [shape, batch, *nodes]
         kept += [
             numpy_helper.from_array(np.array([at], np.int64), f"{SIZE}/{name}")
             for at, name in enumerate(("from", "to"))
@@ -58,7 +57,7 @@ def dynamic_batch(models: Sequence[bytes]) -> bytes:
     everything = [*nodes, *graph.node]
     del graph.node[:]
     graph.node.extend(everything)
-    for one, two in zip(_values(small.graph), _values(large.graph), strict=True):
+    for one, two in zip((*graph.input, *graph.output), (*large.graph.input, *large.graph.output), strict=True):
         _free(one, two)
     onnx.checker.check_model(small)
     content: bytes = small.SerializeToString()
@@ -68,11 +67,6 @@ def dynamic_batch(models: Sequence[bytes]) -> bytes:
 def _plain(node: onnx.NodeProto) -> bytes:
     content: bytes = node.SerializeToString(deterministic=True)
     return content
-
-
-def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    yield from graph.input
-    yield from graph.output
 
 
 def _free(value: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> None:
@@ -88,11 +82,6 @@ def _with_free_entry(value: np.ndarray, other: np.ndarray) -> np.ndarray | None:
     if value.shape != other.shape or (value == -1).any() or (value != other).sum() != 1:
         return None
     return np.where(value == other, value, -1)
-
-
-def _read_batch(name: str) -> list[onnx.NodeProto]:
-    shape = helper.make_node("Shape", [name], [f"{SIZE}/shape"])
-    return [shape, helper.make_node("Slice", [f"{SIZE}/shape", f"{SIZE}/from", f"{SIZE}/to"], [SIZE])]
 
 
 def _follow(name: str, value: np.ndarray, other: np.ndarray) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:

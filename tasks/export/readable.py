@@ -95,12 +95,8 @@ def readable_names(exports: Exports) -> dict[str, str]:
     least_ms: dict[str, float] = {}
     for row in sorted(exports.winners, key=lambda row: row.budget_ms):
         least_ms.setdefault(row.digest, row.budget_ms)
-    return {digest: _stem(budget_ms, cards[digest]) for digest, budget_ms in least_ms.items()}
-
-
-def _stem(budget_ms: float, card: Card) -> str:
-    network = re.sub(r"[^\w.-]+", "-", card.made_from.network["name"])
-    return f"{budget_ms:g}ms-{network}-{card.digest[:DIGITS]}"
+    networks = {digest: re.sub(r"[^\w.-]+", "-", card.made_from.network["name"]) for digest, card in cards.items()}
+    return {digest: f"{ms:g}ms-{networks[digest]}-{digest[:DIGITS]}" for digest, ms in least_ms.items()}
 
 
 def _renamed(card: Card, names: Mapping[str, str]) -> Card:

@@ -39,14 +39,12 @@ ALIGNED = "with aligned images"
 
 
 def subjects_of(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
-    """The largest SubNet and some others (by digest), by name."""
+    """The largest SubNet and some others (by digest), by name.
+
+    Each also without its chosen implementations, if it has some; with aligned images if its files align them.
+    """
     if maker.in_int8:
         return _quantised(maker, configs)
-    return _subjects(maker, configs)
-
-
-def _subjects(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
-    """Each SubNet; also one without chosen implementations, if it has such; with aligned images if its files align them."""
     net, named = maker.net, {LARGEST: maker.net.max_config, **configs}
     subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
     for name in configs.keys() & maker.adapted.keys():
@@ -139,10 +137,11 @@ class MeasuredSubstitutes:
     """The most accurate candidates of a refinement, by its measurements."""
 
     def __init__(self, candidates: Candidates) -> None:
+        # the larger of the measured latency and the latency smoothed over similar SubNets
         self._known = {
-            row.digest: (row, ms)
+            row.digest: (row, max(row.latency.p50_ms, row.smoothed_ms or 0.0))
             for row in candidates.candidates
-            if row.accuracy is not None and (ms := _sure_ms(row)) is not None
+            if row.accuracy is not None and row.latency.p50_ms is not None
         }
 
     def another(self, rows: Sequence[Winner], tried: Tried) -> Winner | None:
@@ -154,12 +153,6 @@ class MeasuredSubstitutes:
             return None
         best = max(left, key=lambda row: (row.accuracy or 0.0, -(row.loss or 0.0), -self._known[row.digest][1]))
         return _in_place_of(rows[0], best)
-
-
-def _sure_ms(row: Candidate) -> float | None:
-    """The larger of the measured latency and the latency smoothed over similar SubNets; None if it was not measured."""
-    known = [ms for ms in (row.latency.p50_ms, row.smoothed_ms) if ms is not None]
-    return None if row.latency.p50_ms is None else max(known)
 
 
 def _reduced_ms(row: Winner, factor: float) -> float:
@@ -194,7 +187,13 @@ def replaced(
     while True:
         measured = measure({row.digest: row.config for own in rows for row in own})
         known_ms = {digest: one.p50_ms for digest, one in measured.items() if one.p50_ms is not None}
-        asked = [own for own in rows if len(own) <= times and own[0].digest not in kept and _is_missed(own, known_ms)]
+        asked = [
+            own
+            for own in rows
+            if len(own) <= times
+            and own[0].digest not in kept
+            and all(row.digest in known_ms and not _keeps(row, known_ms) for row in own)
+        ]
         if substitutes is None or not asked:
             break
         source = source or substitutes()
@@ -273,11 +272,6 @@ def best_measured(
         return found.model_copy(update={"budget_ms": row.budget_ms})
 
     return [winner(row) for row in rows]
-
-
-def _is_missed(own: Sequence[Winner], known_ms: Mapping[str, float]) -> bool:
-    """Whether all SubNets of a budget were measured, and none keeps it."""
-    return all(row.digest in known_ms and not _keeps(row, known_ms) for row in own)
 
 
 def _keeps(row: Winner, known_ms: Mapping[str, float]) -> bool:

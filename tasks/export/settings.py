@@ -90,34 +90,20 @@ class Settings(TimingSettings):
     quantise: QuantiseSettings = QuantiseSettings()
 
     @model_validator(mode="after")
-    def _blocks_are_in_a_bundle(self) -> Self:
-        if self.blocks and not self.bundle:
-            raise ValueError("blocks=true with bundle=false: segments are part of a bundle; allowed: bundle=true")
-        return self
-
-    @model_validator(mode="after")
-    def _adaptable_is_a_bundle(self) -> Self:
-        if self.adaptable and not self.bundle:
-            raise ValueError("adaptable=true with bundle=false: SubNets of a bundle adapt; allowed: bundle=true")
-        return self
-
-    @model_validator(mode="after")
-    def _placed_is_a_bundle(self) -> Self:
-        if self.placed and not self.bundle:
-            raise ValueError("placed=true with bundle=false: rows of a bundle are placed; allowed: bundle=true")
-        return self
-
-    @model_validator(mode="after")
-    def _onnx_files_are_planned(self) -> Self:
+    def _agree(self) -> Self:
+        of_bundle = {
+            "blocks": "segments are part of a bundle",
+            "adaptable": "SubNets of a bundle adapt",
+            "placed": "rows of a bundle are placed",
+        }
+        for name, why in of_bundle.items():
+            if getattr(self, name) and not self.bundle:
+                raise ValueError(f"{name}=true with bundle=false: {why}; allowed: bundle=true")
         if self.planned_memory and "onnx" not in self.formats:
             raise ValueError(
                 f"planned_memory=true with formats=[{','.join(self.formats)}]: ONNX files alone have an order that is "
                 "kept; allowed: onnx among the formats"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_batch_is_planned(self) -> Self:
         if self.planned_memory and self.dynamic_batch:
             raise ValueError(
                 "planned_memory=true with dynamic_batch=true: an order is of one batch; allowed: one of them"

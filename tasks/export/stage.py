@@ -33,15 +33,8 @@ from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
 from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions
 from tasks.exits.policies import SubnetPolicy
+from tasks.export import bundles, replacing
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
-from tasks.export.bundles import (
-    BundleContents,
-    BundleRequest,
-    require_adaptable,
-    require_blocks,
-    single_replacements,
-    write_bundle,
-)
 from tasks.export.card import (
     UNKNOWN_PROVENANCE,
     Provenance,
@@ -54,19 +47,6 @@ from tasks.export.card import (
 )
 from tasks.export.chains import ChainWriter, require_exits
 from tasks.export.files import SUFFIXES, Images, Made, Maker, in_planned_order, references
-from tasks.export.replacing import (
-    LARGEST,
-    Substitutes,
-    as_predicted,
-    best_measured,
-    better,
-    largest_of,
-    latency_of,
-    replaced,
-    subjects_of,
-    timed,
-    whole_network,
-)
 from tasks.export.running import TimedSubNet, brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.subnets import SubNetMeter
@@ -97,11 +77,11 @@ class ExportRequest:
     data: Mapping[str, EvaluationData]
     batch: int = 1
     provenance: Provenance = UNKNOWN_PROVENANCE
-    substitutes: Callable[[], Substitutes] | None = None
+    substitutes: Callable[[], replacing.Substitutes] | None = None
     implementations: ChosenImplementations = OWN_CHOICES
     policies: Sequence[SubnetPolicy] = ()
     elsewhere: Collection[str] = ()
-    contents: BundleContents = field(default_factory=BundleContents)
+    contents: bundles.BundleContents = field(default_factory=bundles.BundleContents)
 
     @property
     def check_data(self) -> EvaluationData:
@@ -129,19 +109,21 @@ def run(request: ExportRequest, client: AgentClient, workspace: Workspace) -> St
             implementations=request.implementations, adapted=adapted,
         )  # fmt: skip
         measure = partial(_measured, maker, meter, lines, progress)
-        rows, measured = replaced(front.winners, request.substitutes, settings.replacements, measure, adapted)
+        rows, measured = replacing.replaced(front.winners, request.substitutes, settings.replacements, measure, adapted)
         evaluate = partial(_evaluated, request, net, workspace, adapted)
         others, accuracy = _judged(settings, front, rows, measured, measure, evaluate)
-        policies = _still_true(request.policies, adapted)
+        # a SubNet that has adapted since gives other answers than when its policy was measured
+        policies = {row.digest: row for row in request.policies if row.digest not in adapted}
         exporter = Exporter(request=request, maker=maker, accuracy=accuracy, out=out, policies=policies)
         done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
-    rows = rows if settings.keep_winners else best_measured(rows, done, exporter.kept, others)
-    cards, images = tuple(done.values()), _in_precision(request.data, settings, device)
+    rows = rows if settings.keep_winners else replacing.best_measured(rows, done, exporter.kept, others)
+    cards, precision = tuple(done.values()), Int8(settings.quantise) if device.precision == "int8" else None
+    images = {split: one.in_precision(precision) for split, one in request.data.items()}
     return Exports(
         device=device,
         winners=tuple(_winner(before, row, done, measured) for before, row in zip(front.winners, rows, strict=True)),
         subnets=cards,
-        largest=largest_of(measured),
+        largest=replacing.largest_of(measured),
         **_bundle(exporter, cards, device, workspace),
         baseline=measure_baseline(front.baseline, meter, request.supernet, images, out, progress, store),
         uncertainty=front.uncertainty,
@@ -160,10 +142,10 @@ def _judged(
 
     Its measurement goes into `measured`.
     """
-    others = () if settings.keep_winners else whole_network(front, rows, measured[LARGEST].p50_ms)
+    others = () if settings.keep_winners else replacing.whole_network(front, rows, measured[replacing.LARGEST].p50_ms)
     accuracy = evaluate(_by_digest(*rows, *others))
     of_first = next(iter(accuracy.values()))
-    others = better(others, rows, {digest: one.share for digest, one in of_first.items()})
+    others = replacing.better(others, rows, {digest: one.share for digest, one in of_first.items()})
     if others:
         every = _by_digest(*front.winners, *rows, *others)
         measured |= measure({digest: row.config for digest, row in every.items()})
@@ -180,30 +162,17 @@ def _require(request: ExportRequest, net: SuperNet, device: Capabilities) -> Non
     if device.backend == "ncnn":
         require_masks(device.version, request.implementations.operators.values())
     require_exits(request.settings, net)
-    require_blocks(request.settings, net)
-    require_adaptable(request.settings, net)
-
-
-def _still_true(policies: Sequence[SubnetPolicy], adapted: Adapted) -> dict[str, SubnetPolicy]:
-    """Policies by digest; without those of SubNets that have adapted since, as these were measured with other answers."""
-    return {row.digest: row for row in policies if row.digest not in adapted}
+    bundles.require_blocks(request.settings, net)
+    bundles.require_adaptable(request.settings, net)
 
 
 def _measured(
     maker: Maker, meter: SubNetMeter, lines: SubNetLines, progress: Progress, configs: Mapping[str, Config]
 ) -> dict[str, Measurement]:
     """Measurements of SubNets as their files run, by digest."""
-    subjects = subjects_of(maker, configs)
+    subjects = replacing.subjects_of(maker, configs)
     found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
     return dict(zip(subjects, found, strict=True))
-
-
-def _in_precision(
-    data: Mapping[str, EvaluationData], settings: Settings, device: Capabilities
-) -> dict[str, EvaluationData]:
-    """Images to evaluate SubNets on in the device's precision."""
-    precision = Int8(settings.quantise) if device.precision == "int8" else None
-    return {split: images.in_precision(precision) for split, images in data.items()}
 
 
 def _bundle(exporter: "Exporter", cards: Sequence[Card], device: Capabilities, workspace: Workspace) -> dict[str, Any]:
@@ -211,7 +180,7 @@ def _bundle(exporter: "Exporter", cards: Sequence[Card], device: Capabilities, w
     request, maker = exporter.request, exporter.maker
     if not request.settings.bundle:
         return {}
-    bundle = BundleRequest(
+    bundle = bundles.BundleRequest(
         settings=request.settings,
         net=maker.net,
         cards=cards,
@@ -222,7 +191,7 @@ def _bundle(exporter: "Exporter", cards: Sequence[Card], device: Capabilities, w
         adapted=maker.adapted,
         contents=request.contents,
     )
-    return {"bundle": write_bundle(bundle, workspace)}
+    return {"bundle": bundles.write_bundle(bundle, workspace)}
 
 
 def _replaced(request: ExportRequest, net: SuperNet, workspace: Workspace) -> dict[str, dict[str, Accuracy]]:
@@ -230,7 +199,7 @@ def _replaced(request: ExportRequest, net: SuperNet, workspace: Workspace) -> di
     if not request.settings.blocks:
         return {}
     split, images = next(iter(request.data.items()))
-    configs = [net.max_config, *single_replacements(net).values()]
+    configs = [net.max_config, *bundles.single_replacements(net).values()]
     lines = _accuracy_lines(request, split, workspace)
     found = accuracies(net, configs, images, lines, workspace.progress, "evaluate alternatives")
     return {split: dict(zip(map(net.space.digest, configs), found, strict=True))}
@@ -286,7 +255,7 @@ def _winner(
             measured_ms=missed_ms,
             accuracy=card.accuracy if card and missed_ms is not None and missed_ms <= before.budget_ms else None,
         )
-        changed = {"replaces": missed, "subnet": as_predicted(chosen)}
+        changed = {"replaces": missed, "subnet": replacing.as_predicted(chosen)}
     return ExportedWinner(
         digest=chosen.digest,
         budget_ms=chosen.budget_ms,
@@ -314,16 +283,6 @@ class Exporter:
     policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
 
     @property
-    def settings(self) -> Settings:
-        """The settings of the export."""
-        return self.request.settings
-
-    @property
-    def net(self) -> SuperNet:
-        """The SuperNet of all SubNets."""
-        return self.maker.net
-
-    @property
     def kept(self) -> set[str]:
         """SubNets (digests) that stay winners of their budgets: those that have adapted, or have thresholds."""
         return {*self.maker.adapted, *(digest for digest, row in self.policies.items() if row.thresholds)}
@@ -338,7 +297,7 @@ class Exporter:
         write_vocabulary(self.request.check_data.dataset.scaling.vocabulary, self.out)
         with progress.bar("export", len(winners), len(done)) as bar:
             for digest in todo:
-                done[digest] = self.export(winners[digest], timed(measured, digest))
+                done[digest] = self.export(winners[digest], replacing.timed(measured, digest))
                 append_line(self.out / DONE_FILE, done[digest].to_json())
                 bar.advance()
         return {digest: done[digest] for digest in winners}
@@ -351,51 +310,47 @@ class Exporter:
         images, config = self.request.check_data, winner.config
         statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
         as_adapted = None if adapted is None else adapted.subnet
-        self.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}", as_adapted)
-        module = self.net.build(config, statistics).eval()
+        self.maker.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}", as_adapted)
+        module = self.maker.net.build(config, statistics).eval()
         reference = module if as_adapted is None else as_adapted
-        inputs, expected = references(self.net, reference, config, images, self.settings.check_images)
+        inputs, expected = references(self.maker.net, reference, config, images, self.maker.settings.check_images)
         card = self._card(winner, timed.chosen, images, expected)
         files: dict[str, ExportedFile] = {}
         for name in self.maker.formats:
             try:
                 made = self.maker.make(name, card, statistics, module)
-                if name == "onnx" and self.settings.planned_memory:
-                    device, limits = self.maker.client.capabilities(), self.settings.limits
-                    made = in_planned_order(self.net, card, made, inputs, device, limits)
+                if name == "onnx" and self.maker.settings.planned_memory:
+                    device, limits = self.maker.client.capabilities(), self.maker.settings.limits
+                    made = in_planned_order(self.maker.net, card, made, inputs, device, limits)
                 file = self._file(name, card.digest, made, inputs, expected)
                 files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
         files |= ChainWriter(self.maker, images, self.out, self.policies).write(card, inputs)
-        self._tell_confusions(card)
+        if (found := self.accuracy.get("test")) is not None:
+            confusion = found[card.digest].confusion
+            append_confusions(self.out / CONFUSIONS_FILE, card.digest, card.classes, confusion)
         own = files["onnx_int8"].int8 if self.maker.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():
             write_bytes(self.out / f"{card.digest}{suffix}", content)
         return card
 
-    def _tell_confusions(self, card: Card) -> None:
-        """Write the confusions between classes on the test split, if it is requested and there are few classes."""
-        if (found := self.accuracy.get("test")) is not None:
-            confusion = found[card.digest].confusion
-            append_confusions(self.out / CONFUSIONS_FILE, card.digest, card.classes, confusion)
-
     def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
         """The card without its files. outputs: raw outputs for some of the images."""
         config, data = winner.config, describe(images.dataset)
-        shapes = self.net.input_shapes(config)
+        shapes = self.maker.net.input_shapes(config)
         first = next(iter(shapes.values()))
         card = Card(
             digest=winner.digest,
             config=config,
-            batch=self.net.batch,
+            batch=self.maker.net.batch,
             input_shape=first,
             preparation=preparation(data, shapes),
             classes=data.class_names,
-            macs=self.net.macs(config),
-            parameters=self.net.parameters(config),
-            architecture=architecture(self.net, config),
+            macs=self.maker.net.macs(config),
+            parameters=self.maker.net.parameters(config),
+            architecture=architecture(self.maker.net, config),
             accuracy={split: found[winner.digest].share for split, found in self.accuracy.items()},
             samples={
                 split: found[winner.digest].total
@@ -404,7 +359,7 @@ class Exporter:
             },
             files={},
             predicted_ms=winner.predicted_ms,
-            latency=latency_of(measured),
+            latency=replacing.latency_of(measured),
             device=card_device(self.maker.client.capabilities()),
             engine=used_engine(self.request.provenance.engine),
             made_from=self.request.provenance.origin,
@@ -428,7 +383,7 @@ class Exporter:
             expected, whom = made.reference(inputs), "onnxruntime on this machine"
         repeated = np.tile(expected, (len(got) // len(expected), *(1,) * (expected.ndim - 1)))
         difference = float(np.abs(got - repeated).max() / np.abs(expected).max())
-        tolerance = self.settings.tolerance.of(made.precision)
+        tolerance = self.maker.settings.tolerance.of(made.precision)
         checked: dict[str, Any] = {
             "relative_difference": difference if math.isfinite(difference) else None,
             "tolerance": tolerance,

@@ -19,18 +19,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from adaptive_runtime.base.arrays import FLOAT_BYTES
-from adaptive_runtime.bundle.bundles import (
-    BLOCKS_FILE,
-    MOST_BYTES,
-    AdaptableNet,
-    AdaptableNorm,
-    AdaptationSource,
-    BlocksManifest,
-    BundledSegment,
-    CalibrationSample,
-    SourceImages,
-    half,
-)
+from adaptive_runtime.bundle import bundles
 from adaptive_runtime.bundle.chains import ChainTensor, ImagePreparation, session_options
 from adaptive_runtime.samples.inputs import sample_sizes, unpacked
 from adaptive_runtime.weights import ImageAlignment, NormStatistics, ObservedNetwork, UsualFeatures
@@ -85,7 +74,7 @@ def write_source_images(images: EvaluationData, prepared: ImagePreparation, fold
     x_ACHW, label_A = labelled_images(images, size, LABELLED)
     if len(x_ACHW) < FEWEST_LABELLED:
         _refuse(len(x_ACHW), FEWEST_LABELLED)
-    write_bytes(folder / SOURCE_IMAGES_FILE, SourceImages.of(x_ACHW, label_A, prepared).to_bytes())
+    write_bytes(folder / SOURCE_IMAGES_FILE, bundles.SourceImages.of(x_ACHW, label_A, prepared).to_bytes())
 
 
 def usual_images(images: EvaluationData, size: tuple[int, int]) -> Images:
@@ -107,7 +96,7 @@ def _refuse(count: int, fewest: int) -> None:
 
 def adaptable_net(
     digest: str, images: int, folder: Path, x_NCHW: Images, run_settings: Mapping[str, Setting]
-) -> AdaptableNet | None:
+) -> bundles.AdaptableNet | None:
     """Write the usual features of a SubNet, from images in its size; None if it has no BatchNorm.
 
     Its ONNX files are in the folder. images: batch size of its file with statistics.
@@ -116,14 +105,14 @@ def adaptable_net(
     if not file.exists():
         return None
     norms, source = _norms(folder / f"{digest}.onnx")
-    found = AdaptableNet(file=file.name, images=images, norms=norms, source=f"{digest}.source.npz")
+    found = bundles.AdaptableNet(file=file.name, images=images, norms=norms, source=f"{digest}.source.npz")
     network = observed(found, folder, run_settings)
     seen = network.look(x_NCHW, source)
-    layers, half = network.features(seen), len(x_NCHW) // 2
-    usual = UsualFeatures.of([layer[:half] for layer in layers])
+    layers, middle = network.features(seen), len(x_NCHW) // 2
+    usual = UsualFeatures.of([layer[:middle] for layer in layers])
     alignment = ImageAlignment.of(x_NCHW)
-    *others_N, distances_N = usual.scores(layers, seen.logits_BK)[half:].T
-    content = AdaptationSource(
+    *others_N, distances_N = usual.scores(layers, seen.logits_BK)[middle:].T
+    content = bundles.AdaptationSource(
         mean=source.mean_F,
         variance=source.variance_F,
         usual_mean=np.concatenate(usual.means),
@@ -138,7 +127,7 @@ def adaptable_net(
     return found
 
 
-def observed(net: AdaptableNet, folder: Path, run_settings: Mapping[str, Setting]) -> ObservedNetwork:
+def observed(net: bundles.AdaptableNet, folder: Path, run_settings: Mapping[str, Setting]) -> ObservedNetwork:
     """The SubNet that also returns the statistics of its BatchNorms' inputs."""
     options = session_options(run_settings)
     return ObservedNetwork(
@@ -146,7 +135,7 @@ def observed(net: AdaptableNet, folder: Path, run_settings: Mapping[str, Setting
     )
 
 
-def _norms(file: Path) -> tuple[tuple[AdaptableNorm, ...], NormStatistics]:
+def _norms(file: Path) -> tuple[tuple[bundles.AdaptableNorm, ...], NormStatistics]:
     """The BatchNorms of a SubNet's file, and their statistics."""
     model = onnx.load(file, load_external_data=False)
     stored = {one.name: one for one in model.graph.initializer}
@@ -155,7 +144,8 @@ def _norms(file: Path) -> tuple[tuple[AdaptableNorm, ...], NormStatistics]:
         [numpy_helper.to_array(stored[name], str(file.parent)) for name in each] for each in zip(*names, strict=True)
     )
     norms = (
-        AdaptableNorm(mean=pair[0], variance=pair[1], channels=len(own)) for pair, own in zip(names, mean, strict=True)
+        bundles.AdaptableNorm(mean=pair[0], variance=pair[1], channels=len(own))
+        for pair, own in zip(names, mean, strict=True)
     )
     return tuple(norms), NormStatistics(np.concatenate(mean), np.concatenate(variance))
 
@@ -170,11 +160,6 @@ def require_blocks(settings: Settings, net: SuperNet) -> None:
     if settings.blocks and not any(one.kind == "block" for one in net.space.variables):
         got, next_step = "true, but no block has alternatives", "compile with +space.alternatives=auto for some"
         raise UserError("export.blocks", got, allowed="false", next_step=next_step)
-
-
-def block_statistics(net: SuperNet, images: EvaluationData) -> Statistics:
-    """BatchNorm statistics of all alternatives, each by itself; the network's own layers keep theirs."""
-    return net.recalibrate_alternatives(images.calibration(net.input_size(net.max_config)))
 
 
 def single_replacements(net: SuperNet) -> dict[tuple[str, str], Config]:
@@ -212,7 +197,7 @@ def write_blocks(
         for number, (segment, session) in enumerate(zip(net.block_segments(), sessions, strict=True))
     )
     largest = net.space.digest(net.max_config)
-    manifest = BlocksManifest(
+    manifest = bundles.BlocksManifest(
         config=dict(net.space.canonical(net.max_config)),
         preparation=prepared,
         weights=WEIGHTS_FILE,
@@ -222,7 +207,7 @@ def write_blocks(
     worst = max(_difference(net, statistics, manifest, path, sessions, inputs) for path in _checked(manifest))
     finite = worst if np.isfinite(worst) else 0.0
     content = manifest.model_copy(update={"relative_difference": finite}).to_json()
-    write_bytes(folder / BLOCKS_FILE, content.encode())
+    write_bytes(folder / bundles.BLOCKS_FILE, content.encode())
     return worst
 
 
@@ -241,10 +226,10 @@ def _row(
     segment: BlockSegment,
     session: onnxruntime.InferenceSession,
     losses: Mapping[tuple[str, str], float],
-) -> BundledSegment:
+) -> bundles.BundledSegment:
     (taken,), (given,) = session.get_inputs(), session.get_outputs()
     place = (str(segment.variable), str(segment.choice))
-    return BundledSegment(
+    return bundles.BundledSegment(
         start=segment.start,
         end=segment.end,
         variable=segment.variable,
@@ -258,7 +243,7 @@ def _row(
     )
 
 
-def _checked(manifest: BlocksManifest) -> list[tuple[int, ...]]:
+def _checked(manifest: bundles.BlocksManifest) -> list[tuple[int, ...]]:
     """The largest SubNet, and a few random chains."""
     rng, found = np.random.default_rng(0), [manifest.largest]
     for _ in range(CHECKED):
@@ -274,7 +259,7 @@ def _checked(manifest: BlocksManifest) -> list[tuple[int, ...]]:
 def _difference(
     net: SuperNet,
     statistics: Statistics | None,
-    manifest: BlocksManifest,
+    manifest: bundles.BlocksManifest,
     path: Sequence[int],
     sessions: Sequence[onnxruntime.InferenceSession],
     inputs: Images,
@@ -303,10 +288,10 @@ class SampledSubNet:
     exits: tuple[str, ...]
 
 
-def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> CalibrationSample:
+def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> bundles.CalibrationSample:
     """The most images that fit into `MOST_BYTES`; if even one does not fit, the largest shapes are left out."""
     own = {subnet.card.digest: sample_sizes(subnet.inputs) for subnet in subnets}
-    shapes = {own[subnet.card.digest]: half(subnet.inputs) for subnet in subnets}
+    shapes = {own[subnet.card.digest]: bundles.half(subnet.inputs) for subnet in subnets}
     answers = {
         key: y for subnet in subnets for key, y in _answers(net, subnet, shapes[own[subnet.card.digest]]).items()
     }
@@ -314,11 +299,11 @@ def calibration_sample(net: SuperNet, subnets: Sequence[SampledSubNet]) -> Calib
     kept = sorted(shapes, key=lambda shape: torch.Size(shape).numel())
     while True:
         for count in range(most if len(kept) == len(shapes) else 1, 0, -1):
-            found = CalibrationSample(
+            found = bundles.CalibrationSample(
                 inputs={shape: shapes[shape][:count] for shape in kept},
                 answers={key: y[:count] for key, y in answers.items() if own[key[0]] in kept},
             )
-            if len(found.to_bytes()) <= MOST_BYTES:
+            if len(found.to_bytes()) <= bundles.MOST_BYTES:
                 return found
         kept.pop()
 

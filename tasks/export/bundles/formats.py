@@ -15,18 +15,7 @@ import onnxruntime
 
 from adaptive_runtime.base.arrays import FLOAT_BYTES
 from adaptive_runtime.base.numbers import clipped_share
-from adaptive_runtime.bundle.bundles import (
-    CHAIN_FORMATS,
-    BundledExit,
-    BundledNet,
-    BundledSubNet,
-    BundleFormat,
-    BundleRun,
-    EarlyAnswers,
-    NetFigures,
-    SubNetLatency,
-    SubNetMemory,
-)
+from adaptive_runtime.bundle import bundles
 from adaptive_runtime.bundle.chains import (
     ChainManifest,
     ChainTensor,
@@ -49,14 +38,19 @@ from tasks.measuring.settings import Tolerance
 def subnet_row(
     net: SuperNet,
     card: Card,
-    nets: Mapping[BundleFormat, BundledNet],
+    nets: Mapping[bundles.BundleFormat, bundles.BundledNet],
     chain: ChainManifest | None,
     thresholds: Thresholds | None,
     policy: SubnetPolicy | None,
-) -> BundledSubNet:
+) -> bundles.BundledSubNet:
     """The row of a SubNet. chain: its timed segments; None: it passes no exits. policy: data on these exits."""
+    early = None
+    if thresholds is not None and policy is not None and (tested := policy.tested) is not None:
+        early = bundles.EarlyAnswers.model_validate(
+            {name: getattr(tested, name) for name in bundles.EarlyAnswers.model_fields}
+        )
     activations_bytes = net.batch * net.peak_activation_bytes(card.config)
-    return BundledSubNet(
+    return bundles.BundledSubNet(
         digest=card.digest,
         config=dict(card.config),
         input_shape=card.input_shape,
@@ -68,27 +62,33 @@ def subnet_row(
         latency=_latency(card),
         predicted_ms=card.predicted_ms,
         energy_mj=card.latency.energy_mj,
-        memory=SubNetMemory(weights_mib=FLOAT_BYTES * card.parameters / MIB, activations_mib=activations_bytes / MIB),
+        memory=bundles.SubNetMemory(
+            weights_mib=FLOAT_BYTES * card.parameters / MIB, activations_mib=activations_bytes / MIB
+        ),
         exits=() if chain is None else _exits(chain, thresholds, policy),
         thresholds=thresholds,
-        early=None if thresholds is None else _early(policy),
+        early=early,
         adapted=None if card.adapted is None else card.adapted.sha256,
     )
 
 
-def _latency(card: Card) -> SubNetLatency | None:
+def _latency(card: Card) -> bundles.SubNetLatency | None:
     found = card.latency
     if found.p50_ms is None or found.p90_ms is None or found.spread is None:
         return None
-    return SubNetLatency(p50_ms=found.p50_ms, p90_ms=found.p90_ms, spread=found.spread, n=found.n, noisy=found.noisy)
+    return bundles.SubNetLatency(
+        p50_ms=found.p50_ms, p90_ms=found.p90_ms, spread=found.spread, n=found.n, noisy=found.noisy
+    )
 
 
-def _exits(chain: ChainManifest, thresholds: Thresholds | None, policy: SubnetPolicy | None) -> tuple[BundledExit, ...]:
+def _exits(
+    chain: ChainManifest, thresholds: Thresholds | None, policy: SubnetPolicy | None
+) -> tuple[bundles.BundledExit, ...]:
     known = {} if policy is None else {row.exit: row.accuracy for row in policy.exits}
     bars = () if thresholds is None else thresholds.thresholds
     macs = accumulate(segment.macs for segment in chain.segments)
     return tuple(
-        BundledExit(
+        bundles.BundledExit(
             exit=name,
             macs=until,
             latency_ms=until_ms,
@@ -99,13 +99,7 @@ def _exits(chain: ChainManifest, thresholds: Thresholds | None, policy: SubnetPo
     )
 
 
-def _early(policy: SubnetPolicy | None) -> EarlyAnswers | None:
-    if policy is None or policy.tested is None:
-        return None
-    return EarlyAnswers.model_validate({name: getattr(policy.tested, name) for name in EarlyAnswers.model_fields})
-
-
-WITH_CHAIN: tuple[BundleFormat, ...] = ("ncnn", "ncnn_bf16")
+WITH_CHAIN: tuple[bundles.BundleFormat, ...] = ("ncnn", "ncnn_bf16")
 """Formats besides ONNX whose exported files have segments."""
 
 
@@ -117,16 +111,16 @@ class FurtherFormat:
     or one of their exits in this format. own: the same SubNets in the format of the bundle's device.
     """
 
-    form: BundleFormat
+    form: bundles.BundleFormat
     device: Capabilities
     rows: Mapping[str, LevelRow]
     own: Mapping[str, LevelRow]
 
-    def run(self, tolerance: Tolerance) -> BundleRun:
+    def run(self, tolerance: Tolerance) -> bundles.BundleRun:
         """The runtime, precision and settings with which the files run."""
         device = self.device
-        return BundleRun(
-            runtime=RUNTIMES[CHAIN_FORMATS[self.form]],
+        return bundles.BundleRun(
+            runtime=RUNTIMES[bundles.CHAIN_FORMATS[self.form]],
             version=device.version,
             threads=device.threads,
             precision=device.precision,
@@ -135,7 +129,7 @@ class FurtherFormat:
             tolerance=tolerance.of(device.precision),
         )
 
-    def figures(self, card: Card) -> NetFigures:
+    def figures(self, card: Card) -> bundles.NetFigures:
         """Costs and accuracy of a SubNet: costs from its row; accuracy as evaluated in int8, else corrected by the format's
         loss.
         """
@@ -154,7 +148,7 @@ class FurtherFormat:
         chain: BundledChain | None,
         checked: tuple[Images, Images],
         batch: int,
-    ) -> BundledNet | None:
+    ) -> bundles.BundledNet | None:
         """Copy the exported files from `out` into the bundle `folder`; None if there are none.
 
         chain: of the ncnn files. checked: images (N, C, H, W) in the SubNet's shape, and torch's answers (N, K) for them.
@@ -166,7 +160,7 @@ class FurtherFormat:
         for name in names:
             shutil.copyfile(out / name, folder / name)
         chain = chain if self.form in WITH_CHAIN else None
-        return BundledNet(
+        return bundles.BundledNet(
             files=names,
             input=chain_input(file.run.inputs),
             output=chain_tensor(file.run.outputs[0]),

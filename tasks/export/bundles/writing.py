@@ -3,10 +3,9 @@
 Each SubNet computes the same as its own files. ncnn nets cannot share weights: each has its own.
 """
 
-import hashlib
 import math
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -16,22 +15,8 @@ import numpy as np
 import onnxruntime
 
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.bundle.bundles import (
-    BUNDLE_FILE,
-    CALIBRATION_FILE,
-    SIGNATURE_FILE,
-    AdaptableNet,
-    AdaptationSource,
-    BundledNet,
-    BundledPlacement,
-    BundledSubNet,
-    BundleFormat,
-    BundleManifest,
-    BundleRun,
-    FileFacts,
-    read_key,
-    signature,
-)
+from adaptive_runtime.base.files import sha256_of
+from adaptive_runtime.bundle import bundles
 from adaptive_runtime.bundle.chains import ChainFormat, ChainTensor, ImagePreparation, session_options
 from adaptive_runtime.bundle.chains.runs import RUNTIMES
 from adaptive_runtime.model.variants import BundleVariants
@@ -49,17 +34,7 @@ from tasks.data.problems import CLASSIFICATION, require
 from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, own_tensors
-from tasks.export.bundles.extras import (
-    SOURCE_IMAGES_FILE,
-    SampledSubNet,
-    adaptable_net,
-    block_statistics,
-    calibration_sample,
-    observed,
-    usual_images,
-    write_blocks,
-    write_source_images,
-)
+from tasks.export.bundles import extras
 from tasks.export.bundles.formats import (
     WITH_CHAIN,
     FurtherFormat,
@@ -88,7 +63,7 @@ class PlacementWriter(Protocol):
         statistics: Statistics | None,
         folder: Path,
         images: EvaluationData,
-    ) -> BundledPlacement | None:
+    ) -> bundles.BundledPlacement | None:
         """Write the files of a SubNet into a bundle's folder; None: it is not split."""
         ...
 
@@ -145,25 +120,20 @@ def write_bundle(request: BundleRequest, workspace: Workspace) -> Bundle:
         reason = f"SubNet {worst}: outputs differ from torch by {difference}; allowed in fp32: {allowed:g}"
         return Bundle(state="failed", reason=reason)
     content = writer.manifest(cards, rows).to_json().encode()
-    write_bytes(partial / BUNDLE_FILE, content)
+    write_bytes(partial / bundles.BUNDLE_FILE, content)
     if key is not None:
-        write_bytes(partial / SIGNATURE_FILE, f"{signature(content, key)}\n".encode())
+        write_bytes(partial / bundles.SIGNATURE_FILE, f"{bundles.signature(content, key)}\n".encode())
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
+    alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
     return Bundle(
         state="ok",
         folder=BUNDLE_FOLDER,
         bytes=sum(file.stat().st_size for file in final.iterdir()),
-        bytes_alone=_bytes_alone(cards),
+        bytes_alone=None if None in alone else sum(filter(None, alone)),
         relative_difference=difference,
         tolerance=allowed,
     )
-
-
-def _bytes_alone(cards: Sequence[Card]) -> int | None:
-    """The bytes of the separate ONNX files; None if not all of them were exported."""
-    alone = [card.files["onnx"].bytes if "onnx" in card.files else None for card in cards]
-    return None if None in alone else sum(size for size in alone if size is not None)
 
 
 def _check(settings: Settings, images: EvaluationData) -> None:
@@ -176,7 +146,7 @@ def _check(settings: Settings, images: EvaluationData) -> None:
 
 def _key(settings: Settings) -> bytes | None:
     try:
-        return None if settings.bundle_key is None else read_key(settings.bundle_key)
+        return None if settings.bundle_key is None else bundles.read_key(settings.bundle_key)
     except AdaptiveError as error:
         raise UserError("export.bundle_key", str(error)) from error
 
@@ -206,12 +176,20 @@ class _Writer:
     def images(self) -> EvaluationData:
         return self.request.images
 
-    def write_all(self, cards: Sequence[Card], advance: Callable[[], None]) -> list[BundledSubNet]:
+    def write_all(self, cards: Sequence[Card], advance: Callable[[], None]) -> list[bundles.BundledSubNet]:
         """Write all files but the manifest; returns the rows of the SubNets."""
         net = self.net
-        statistics = {card.digest: self._statistics(card) for card in cards}
+        statistics: dict[
+            str, Statistics
+        ] = {}  # a SubNet's own tensors, including BatchNorm statistics; for a chain, also those of its heads
+        for card in cards:
+            own = own_tensors(net, dict(card.config), self.images, self.request.adapted)
+            statistics[card.digest] = chain_statistics(net, card.config, chain_exits(card), self.images) | own
         chains = {card.digest: exits for card in cards if (exits := chain_exits(card))}
-        blocks = (net.max_config, block_statistics(net, self.images)) if self.settings.blocks else None
+        blocks = None
+        if self.settings.blocks:  # statistics of each alternative by itself; the network's own layers keep theirs
+            images = self.images.calibration(net.input_size(net.max_config))
+            blocks = net.max_config, net.recalibrate_alternatives(images)
         subnets = {card.digest: (card.config, statistics[card.digest]) for card in cards}
         observed_images = self.settings.adaptable_images if self.settings.adaptable else None
         net.export_together(subnets, self.folder, chains, blocks, observed_images)
@@ -221,16 +199,16 @@ class _Writer:
         if self.settings.adaptable:
             prepared = cards[0].preparation
             assert isinstance(prepared, ImagePreparation), "weights adapt to images alone"
-            write_source_images(self.images, prepared, self.folder)
+            extras.write_source_images(self.images, prepared, self.folder)
         rows, sampled = [], []
         for card in cards:
-            own = self.request.adapted.get(card.digest)
-            module = net.build(card.config, statistics[card.digest]).eval() if own is None else own.subnet
+            adapted = self.request.adapted.get(card.digest)
+            module = net.build(card.config, statistics[card.digest]).eval() if adapted is None else adapted.subnet
             inputs, expected = references(net, module, card.config, self.images, self.settings.check_images)
             rows.append(self._row(card, statistics[card.digest], inputs, expected))
-            sampled.append(SampledSubNet(card, statistics[card.digest], inputs, chains.get(card.digest, ())))
+            sampled.append(extras.SampledSubNet(card, statistics[card.digest], inputs, chains.get(card.digest, ())))
             advance()
-        write_bytes(self.folder / CALIBRATION_FILE, calibration_sample(net, sampled).to_bytes())
+        write_bytes(self.folder / bundles.CALIBRATION_FILE, extras.calibration_sample(net, sampled).to_bytes())
         return rows
 
     def _write_blocks(self, statistics: Statistics) -> None:
@@ -240,10 +218,10 @@ class _Writer:
         run = self._run("onnx").settings
         prepared = preparation(describe(self.images.dataset), net.input_shapes(config))
         assert isinstance(prepared, ImagePreparation), "blocks are searched with images alone"
-        found = write_blocks(net, statistics, prepared, self.folder, inputs, run, self.request.accuracies)
+        found = extras.write_blocks(net, statistics, prepared, self.folder, inputs, run, self.request.accuracies)
         self.of_blocks["chains of blocks"] = found if math.isfinite(found) else math.inf
 
-    def worst(self, rows: Sequence[BundledSubNet]) -> tuple[str, float]:
+    def worst(self, rows: Sequence[bundles.BundledSubNet]) -> tuple[str, float]:
         """The SubNet whose outputs differ most from torch, by digest, and the difference; infinite if outputs are not
         finite.
         """
@@ -251,21 +229,26 @@ class _Writer:
         differences |= {**dict.fromkeys(self.broken, math.inf), **self.of_blocks}
         return max(differences.items(), key=lambda one: one[1])
 
-    def manifest(self, cards: Sequence[Card], rows: Sequence[BundledSubNet]) -> BundleManifest:
+    def manifest(self, cards: Sequence[Card], rows: Sequence[bundles.BundledSubNet]) -> bundles.BundleManifest:
         """The manifest of the files in the folder."""
         errors = [abs(row.predicted_ms / row.latency.p50_ms - 1) for row in rows if row.latency is not None]
         formats, rules = {name for row in rows for name in row.nets}, self.request.contents.rules
-        manifest = BundleManifest(
+        runs: dict[bundles.BundleFormat, bundles.BundleRun] = {name: self._run(name) for name in FORMATS}
+        runs |= {one.form: one.run(self.settings.tolerance) for one in self.request.contents.formats}
+        manifest = bundles.BundleManifest(
             batch=self.net.batch,
-            files={file.name: _facts(file) for file in sorted(self.folder.iterdir())},
+            files={
+                file.name: bundles.FileFacts(sha256=sha256_of(file), bytes=file.stat().st_size)
+                for file in sorted(self.folder.iterdir())
+            },
             subnets=tuple(rows),
-            runs=self._runs(formats),
+            runs={name: run for name, run in runs.items() if name in formats},
             classes=cards[0].classes,
             device=card_device(self.request.device),
             made_from=cards[0].made_from,
             predicted_error=mean(errors) if errors else None,
-            calibration=CALIBRATION_FILE,
-            source_images=SOURCE_IMAGES_FILE if self.settings.adaptable else None,
+            calibration=bundles.CALIBRATION_FILE,
+            source_images=extras.SOURCE_IMAGES_FILE if self.settings.adaptable else None,
             policy=rules,
             problem=None if self.images.problem.name == CLASSIFICATION.name else self.images.problem.name,
         )
@@ -276,18 +259,15 @@ class _Writer:
                 raise UserError("policy.rules", str(error)) from error
         return manifest
 
-    def _statistics(self, card: Card) -> Statistics:
-        """A SubNet's own tensors, including BatchNorm statistics; for a chain, also those of its heads."""
-        own = own_tensors(self.net, dict(card.config), self.images, self.request.adapted)
-        return chain_statistics(self.net, card.config, chain_exits(card), self.images) | own
-
-    def _row(self, card: Card, statistics: Statistics, inputs: Images, expected: Images) -> BundledSubNet:
+    def _row(self, card: Card, statistics: Statistics, inputs: Images, expected: Images) -> bundles.BundledSubNet:
         chains: dict[ChainFormat, BundledChain] = {}
         if chain_exits(card):
             settings = self._run("onnx").settings
             chains["onnx"] = bundle_chain(self.net, card, statistics, self.out, self.folder, inputs, settings)
-        nets: dict[BundleFormat, BundledNet] = {"onnx": self._onnx(card, inputs, expected, chains.get("onnx"))}
-        if self._takes_ncnn and (own := card.files.get("ncnn")) is not None and own.state == "ok":
+        nets: dict[bundles.BundleFormat, bundles.BundledNet] = {
+            "onnx": self._onnx(card, inputs, expected, chains.get("onnx"))
+        }
+        if "ncnn" in self.request.device.formats and (own := card.files.get("ncnn")) is not None and own.state == "ok":
             if (chain := copy_ncnn_chain(card, self.out, self.folder)) is not None:
                 chains["ncnn"] = chain
             nets["ncnn"] = self._ncnn(card, chains.get("ncnn"))
@@ -304,12 +284,12 @@ class _Writer:
     def _further(
         self,
         card: Card,
-        nets: Mapping[BundleFormat, BundledNet],
+        nets: Mapping[bundles.BundleFormat, bundles.BundledNet],
         chain: BundledChain | None,
         checked: tuple[Images, Images],
-    ) -> dict[BundleFormat, BundledNet]:
+    ) -> dict[bundles.BundleFormat, bundles.BundledNet]:
         """The SubNet in further formats. chain: of ncnn, if the device runs it."""
-        found: dict[BundleFormat, BundledNet] = {}
+        found: dict[bundles.BundleFormat, bundles.BundledNet] = {}
         for one in self.request.contents.formats:
             if card.digest not in one.rows:
                 continue
@@ -322,7 +302,7 @@ class _Writer:
             found |= {} if net is None else {one.form: net}
         return found
 
-    def _onnx(self, card: Card, inputs: Images, expected: Images, chain: BundledChain | None) -> BundledNet:
+    def _onnx(self, card: Card, inputs: Images, expected: Images, chain: BundledChain | None) -> bundles.BundledNet:
         """Write the facts into the file, and compare it with torch."""
         file = self.folder / f"{card.digest}.onnx"
         file.write_bytes(tell(file.read_bytes(), card))
@@ -336,7 +316,7 @@ class _Writer:
         difference = max(difference, of_adaptable)
         if not math.isfinite(difference):
             self.broken.append(card.digest)
-        return BundledNet(
+        return bundles.BundledNet(
             files=(file.name, WEIGHTS_FILE),
             input=chain_input(
                 FileTensor(name=one.name, shape=tuple(one.shape), type=form)
@@ -349,21 +329,21 @@ class _Writer:
             adaptable=adaptable,
         )
 
-    def _adaptable(self, card: Card, inputs: Images, expected: Images) -> tuple[AdaptableNet | None, float]:
+    def _adaptable(self, card: Card, inputs: Images, expected: Images) -> tuple[bundles.AdaptableNet | None, float]:
         """Files by which a SubNet adapts, and the difference from torch of its file with statistics."""
         if not self.settings.adaptable:
             return None, 0.0
         height, width = card.input_shape[-2:]
-        usual, settings = usual_images(self.images, (height, width)), self._run("onnx").settings
-        found = adaptable_net(card.digest, self.settings.adaptable_images, self.folder, usual, settings)
+        usual, settings = extras.usual_images(self.images, (height, width)), self._run("onnx").settings
+        found = extras.adaptable_net(card.digest, self.settings.adaptable_images, self.folder, usual, settings)
         if found is None:
             return None, 0.0
-        source = AdaptationSource.from_bytes((self.folder / found.source).read_bytes(), found.source)
+        source = bundles.AdaptationSource.from_bytes((self.folder / found.source).read_bytes(), found.source)
         statistics = NormStatistics(source.mean, source.variance)
-        got = observed(found, self.folder, settings).look(inputs, statistics).logits_BK
+        got = extras.observed(found, self.folder, settings).look(inputs, statistics).logits_BK
         return found, float(np.abs(got - expected).max() / np.abs(expected).max())
 
-    def _ncnn(self, card: Card, chain: BundledChain | None) -> BundledNet:
+    def _ncnn(self, card: Card, chain: BundledChain | None) -> bundles.BundledNet:
         """Copy the files that the stage has exported and checked."""
         own = card.files["ncnn"]
         assert own.run is not None
@@ -371,7 +351,7 @@ class _Writer:
         names = tuple(f"{card.digest}.ncnn.{end}" for end in ("param", "bin"))
         for name in names:
             shutil.copyfile(self.out / name, self.folder / name)
-        return BundledNet(
+        return bundles.BundledNet(
             files=names,
             input=chain_input(own.run.inputs),
             output=chain_tensor(own.run.outputs[0]),
@@ -380,23 +360,13 @@ class _Writer:
             relative_difference=max(own.relative_difference, 0.0 if chain is None else chain.difference),
         )
 
-    @property
-    def _takes_ncnn(self) -> bool:
-        return "ncnn" in self.request.device.formats
-
-    def _runs(self, names: Collection[BundleFormat]) -> dict[BundleFormat, BundleRun]:
-        """The run of files in each of some formats."""
-        runs: dict[BundleFormat, BundleRun] = {name: self._run(name) for name in FORMATS}
-        runs |= {one.form: one.run(self.settings.tolerance) for one in self.request.contents.formats}
-        return {name: run for name, run in runs.items() if name in names}
-
-    def _run(self, name: ChainFormat) -> BundleRun:
+    def _run(self, name: ChainFormat) -> bundles.BundleRun:
         """The run of files in one format: as on the device, or, if it does not take them, with as many threads."""
         device = self.request.device
         measured = device.backend == RUNTIMES[name] and device.provider in ON_CPU
         settings = device.engine.applied(device.settings, device.engine_options)
         precision: Precision = device.precision if measured and device.precision != "int8" else "fp32"
-        return BundleRun(
+        return bundles.BundleRun(
             runtime=RUNTIMES[name],
             version=device.version if measured else onnxruntime.__version__,
             threads=device.threads,
@@ -405,8 +375,3 @@ class _Writer:
             measured=measured,
             tolerance=self.settings.tolerance.of(precision),
         )
-
-
-def _facts(file: Path) -> FileFacts:
-    content = file.read_bytes()
-    return FileFacts(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))

@@ -28,15 +28,7 @@ from solvers.tables import Codes, Values
 from tailor_ir import SuperNet
 from tailor_ir.memory.layouts import Rules
 from tasks.base.errors import UserError
-from tasks.base.schemas.predictions import (
-    ACCURACY_VALIDATION_FILE,
-    LATENCY_VALIDATION_FILE,
-    RESOURCES_FILE,
-    SENSITIVITIES_FILE,
-    AccuracyValidation,
-    LatencyValidation,
-    Resources,
-)
+from tasks.base.schemas import predictions
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import LEVELS_FILE, Front, LevelRow, Levels, MissingLevel, Winner, against
 from tasks.exits.policies import SubnetPolicy
@@ -79,7 +71,7 @@ class LevelDevice:
         energy_mj[known] = EnergyPredictor.load(self.resources / ENERGY_FILE).predict(codes[known])
         return PredictedCosts(
             known=known,
-            accuracy=AccuracyPredictor.load(self.sensitivities / SENSITIVITIES_FILE).predict(codes),
+            accuracy=AccuracyPredictor.load(self.sensitivities / predictions.SENSITIVITIES_FILE).predict(codes),
             latency_ms=latency_ms,
             energy_mj=energy_mj,
             weights_mib=memory.weights_bytes(codes) / MIB,
@@ -89,12 +81,12 @@ class LevelDevice:
     @property
     def energy_from(self) -> str:
         """The source of predicted energies."""
-        return Resources.read(self.resources / RESOURCES_FILE).energy_from
+        return predictions.Resources.read(self.resources / predictions.RESOURCES_FILE).energy_from
 
     @property
     def accuracy_error(self) -> float:
         """Standard deviation of predicted accuracies, from holdout SubNets."""
-        stated = AccuracyValidation.read(self.sensitivities / ACCURACY_VALIDATION_FILE)
+        stated = predictions.AccuracyValidation.read(self.sensitivities / predictions.ACCURACY_VALIDATION_FILE)
         return DEVIATION_OF_MEAN_ERROR * stated.mean_error_points / PERCENT
 
     @property
@@ -105,7 +97,9 @@ class LevelDevice:
 
 def latency_error_of(latency: Path) -> float:
     """Relative standard deviation of the latencies predicted by the "latency" stage in this folder."""
-    median = LatencyValidation.read(latency / LATENCY_VALIDATION_FILE).held_out.median_relative_error
+    median = predictions.LatencyValidation.read(
+        latency / predictions.LATENCY_VALIDATION_FILE
+    ).held_out.median_relative_error
     return UNKNOWN_ERROR if median is None else SIGMA_OF_MEDIAN * median
 
 
