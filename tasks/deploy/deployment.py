@@ -18,14 +18,7 @@ from typing import IO, Any, TypedDict
 
 import adaptive_runtime
 from adaptive_runtime.base.files import sha256_of
-from adaptive_runtime.bundle.bundles import (
-    BUNDLE_FILE,
-    CHAIN_FORMATS,
-    SIGNATURE_FILE,
-    BundleFormat,
-    BundleManifest,
-    OpenBundle,
-)
+from adaptive_runtime.bundle import bundles
 from adaptive_runtime.bundle.chains import ChainFormat
 from profiling_agents.client.ssh import SshTarget, explained
 from tasks.base.artifacts import digest_of
@@ -233,7 +226,11 @@ def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None,
     """
     opened = _verified(bundle)
     extras = required_extras(opened.manifest, settings.format)
-    names = [*opened.manifest.files, BUNDLE_FILE, *([SIGNATURE_FILE] if (bundle / SIGNATURE_FILE).exists() else [])]
+    names = [
+        *opened.manifest.files,
+        bundles.BUNDLE_FILE,
+        *([bundles.SIGNATURE_FILE] if (bundle / bundles.SIGNATURE_FILE).exists() else []),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         wheel = settings.wheel or build_wheel(Path(folder))
         parcel = _Parcel(
@@ -246,20 +243,23 @@ def run(settings: Settings, device: str, bundle: Path, target: SshTarget | None,
             return _deploy(settings, device, channel, parcel, say)
 
 
-def required_extras(manifest: BundleManifest, wanted: BundleFormat | None) -> tuple[str, ...]:
+def required_extras(manifest: bundles.BundleManifest, wanted: bundles.BundleFormat | None) -> tuple[str, ...]:
     """The wheel's extras for one format of a bundle; None: for all known formats. UserError: the bundle has no such files."""
     forms = manifest.known_formats if wanted is None else (wanted,)
     if missing := [form for form in forms if form not in manifest.runs]:
         allowed = ", ".join(manifest.runs)
         raise UserError("deploy.format", f"the bundle has no files of {missing[0]}", allowed=allowed)
-    return tuple(dict.fromkeys(EXTRAS[CHAIN_FORMATS[form]] for form in forms))
+    return tuple(dict.fromkeys(EXTRAS[bundles.CHAIN_FORMATS[form]] for form in forms))
 
 
 def _deploy(settings: Settings, device: str, channel: DeviceChannel, parcel: _Parcel, say: Say) -> Deployed:
     """The steps on the device, in order."""
     there = channel.ask("open", folder=settings.folder)
     serve, check, kind = settings.serve_words(there["root"]), settings.check_words(), settings.install
-    package_facts, bundle_facts, extra = _facts(parcel.packages), _facts(parcel.bundle), ",".join(parcel.extras)
+    package_facts, bundle_facts = (
+        {name: _fact(file) for name, file in each.items()} for each in (parcel.packages, parcel.bundle)
+    )
+    extra = ",".join(parcel.extras)
     software = digest_of(package_facts, extra, kind, there["python"])[:DIGITS]
     release = digest_of(software, bundle_facts, serve)[:DIGITS]
     wanted = channel.ask("missing", software=software, packages=package_facts, release=release, bundle=bundle_facts)
@@ -294,12 +294,12 @@ def _deploy(settings: Settings, device: str, channel: DeviceChannel, parcel: _Pa
     )
 
 
-def _verified(bundle: Path) -> OpenBundle:
+def _verified(bundle: Path) -> bundles.OpenBundle:
     """The bundle, with all files checked against its manifest.
 
     AdaptiveError: a file differs. UserError: the bundle has no calibration sample.
     """
-    opened = OpenBundle.open(bundle)
+    opened = bundles.OpenBundle.open(bundle)
     opened.verify_all()
     if opened.manifest.calibration is None:
         got = "has no calibration sample, by which a device is checked"
@@ -317,12 +317,8 @@ def _wheels(folder: Path | None) -> list[Path]:
     return found
 
 
-def _facts(files: Mapping[str, Path]) -> dict[str, FileFact]:
-    """File name -> sha256 and size. UserError: a file cannot be read."""
-    return {name: _fact(file) for name, file in files.items()}
-
-
 def _fact(file: Path) -> FileFact:
+    """sha256 and size. UserError: the file cannot be read."""
     try:
         return sha256_of(file), file.stat().st_size
     except OSError as error:

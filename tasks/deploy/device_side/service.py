@@ -77,30 +77,21 @@ def install(target: str, packages: str, wheel: str, extra: str, kind: str, offli
         with zipfile.ZipFile(package) as archive:
             archive.extractall(target)
     else:
-        _make(target)
-        _fill(target, f"{package}[{extra}]", packages if offline else None)
+        try:
+            program([sys.executable, "-m", "venv", target])
+        except StepRefused as refused:
+            hint = "install it there (Debian: apt-get install python3-venv), or deploy.install=unpack"
+            raise StepRefused(f"'python3 -m venv' fails ({refused}); {hint}") from refused
+        words = [os.path.join(target, "bin", "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-input"]
+        words += ["--disable-pip-version-check", *(["--no-index", "--find-links", packages] if offline else [])]
+        try:
+            program([*words, f"{package}[{extra}]"])
+        except StepRefused as refused:
+            hint = "deploy.wheels=FOLDER installs without a network"
+            if offline:
+                hint = "deploy.wheels needs the wheels of all dependencies, for the Python and the processor there"
+            raise StepRefused(f"pip fails ({refused}); {hint}") from refused
     write(os.path.join(target, MARK), "")
-
-
-def _make(target: str) -> None:
-    try:
-        program([sys.executable, "-m", "venv", target])
-    except StepRefused as refused:
-        hint = "install it there (Debian: apt-get install python3-venv), or deploy.install=unpack"
-        raise StepRefused(f"'python3 -m venv' fails ({refused}); {hint}") from refused
-
-
-def _fill(target: str, package: str, wheels: str | None) -> None:
-    words = [os.path.join(target, "bin", "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--no-input"]
-    words += ["--disable-pip-version-check"]
-    words += ["--no-index", "--find-links", wheels] if wheels is not None else []
-    try:
-        program([*words, package])
-    except StepRefused as refused:
-        hint = "deploy.wheels=FOLDER installs without a network"
-        if wheels is not None:
-            hint = "deploy.wheels needs the wheels of all dependencies, for the Python and the processor there"
-        raise StepRefused(f"pip fails ({refused}); {hint}") from refused
 
 
 POLL_S = 0.1
@@ -178,7 +169,8 @@ class Service:
         try:
             with open(self._pid_file, encoding="utf-8") as stream:
                 pid = int(stream.read())
-            _reap(pid)
+            with suppress(ChildProcessError):  # a process of an earlier deployment is no child of this one
+                os.waitpid(pid, os.WNOHANG)
             return pid if os.fsencode(self.root) in _command_line(pid) else None
         except (OSError, ValueError):
             return None
@@ -276,11 +268,3 @@ def _command_line(pid: int) -> bytes:
 
 def _succeeds(*words: str) -> bool:
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
-
-
-def _reap(pid: int) -> None:
-    """Reap an ended child. A process of an earlier deployment is not a child of this one."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return

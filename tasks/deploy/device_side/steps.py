@@ -114,9 +114,10 @@ class DeploymentSteps:
 
     def activate(self, release: str, start: bool, ready_s: float) -> dict[str, Any]:
         """Switch to a release. If its service is not ready in time, the former release is restored, and serves if it did."""
-        former, service = self._former(), self._service
+        confirmed, current, service = self._confirmed(), self._current(), self._service
+        former = current if current in confirmed else next(iter(confirmed), None)  # restored if this release fails
         served = service.is_running()
-        address = service.address() if start and former == self._current() == release else None
+        address = service.address() if start and former == current == release else None
         self._point(release)
         if start and address is None:
             try:
@@ -125,7 +126,13 @@ class DeploymentSteps:
                 address = service.wait_until_ready(ready_s)
             except (StepRefused, OSError) as refused:
                 service.stop()
-                self._back(release, former, served)
+                if former is None:
+                    os.unlink(self._at("current"))
+                else:
+                    self._point(former)
+                self._discard(release)
+                if former is not None and served:
+                    service.start()
                 raise StepRefused(f"{refused}; {self._left()}") from refused
         write(self._at("releases", release, "confirmed"), "")
         by = "systemd" if service.by_systemd else "process"
@@ -179,11 +186,6 @@ class DeploymentSteps:
         found = [name for name, mark in marks.items() if os.path.exists(mark)]
         return sorted(found, key=lambda name: os.path.getmtime(marks[name]), reverse=True)
 
-    def _former(self) -> str | None:
-        """The release to restore: the current one if it is confirmed, else the latest confirmed one."""
-        confirmed, current = self._confirmed(), self._current()
-        return current if current in confirmed else next(iter(confirmed), None)
-
     def _point(self, release: str) -> None:
         """Let `current` link to a release, atomically."""
         temporary = self._at("current.partial")
@@ -195,15 +197,6 @@ class DeploymentSteps:
     def _discard(self, release: str) -> None:
         if release != self._current():
             shutil.rmtree(self._at("releases", release))
-
-    def _back(self, release: str, former: str | None, served: bool) -> None:
-        if former is None:
-            os.unlink(self._at("current"))
-        else:
-            self._point(former)
-        self._discard(release)
-        if former is not None and served:
-            self._service.start()
 
 
 def _is(path: str, digest: str, size: int) -> bool:

@@ -1,14 +1,14 @@
 """Results of a bundle under stress, as records and as tables in the terminal."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 System = Literal["adapts", "largest alone"]
 SYSTEMS: tuple[System, ...] = ("adapts", "largest alone")
@@ -117,14 +117,10 @@ def by_phase(answers: Sequence[StressedAnswer], budget_ms: float) -> tuple[Stres
     found = []
     for phase in (*dict.fromkeys(one.phase for one in answers), WHOLE):
         for system in SYSTEMS:
-            own = list(_of(answers, phase, system))
+            own = [one for one in answers if one.system == system and phase in (one.phase, WHOLE)]
             if own:
                 found.append(StressedPhase.of(phase, system, own, budget_ms))
     return tuple(found)
-
-
-def _of(answers: Iterable[StressedAnswer], phase: str, system: System) -> Iterable[StressedAnswer]:
-    return (one for one in answers if one.system == system and phase in (one.phase, WHOLE))
 
 
 STEPS = {"start": "begins with", "up": "up to", "down": "down to"}
@@ -133,23 +129,30 @@ MOST_SHOWN = 3
 
 def stress_tables(report: StressReport) -> Group:
     """Phases of both services, the switches with their reasons, and the result in one line."""
-    return Group(_phases(report), _switches(report), _comes_to(report), *_disturbed(report))
+    lines = []
+    if not report.is_calm:
+        lines.append(
+            f"This machine was not calm enough to show the effect: other programs used {report.other_share:.0%} of its "
+            f"cores (at most {MOST_OTHER_SHARE:.0%} leave the phases comparable). Run the same command again when they have "
+            "ended."
+        )
+    return Group(_phases(report), _switches(report), _comes_to(report), *lines)
 
 
 def _phases(report: StressReport) -> Table:
     right = "right" if report.labelled else "as the largest"
     told = f"{right}: of the requests' own images; " if report.labelled else ""
+    heads = ("answers", "in time", "mean ms", "with HTTP, ms", "accuracy", "late = wrong", right)
     table = Table(
+        "phase",
+        "serves",
+        *(Column(name, justify="right") for name in heads),
+        "SubNets that answered",
         title=f"under stress, within {report.budget_ms:.3g} ms",
         caption=f"in time and ms: in the model, without HTTP; {told}accuracy: {escape(report.split)} of what answered",
         title_justify="left",
         caption_justify="left",
     )
-    table.add_column("phase")
-    table.add_column("serves")
-    for name in ("answers", "in time", "mean ms", "with HTTP, ms", "accuracy", "late = wrong", right):
-        table.add_column(name, justify="right")
-    table.add_column("SubNets that answered")
     last = ""
     for row in report.phases:
         if last and row.phase != last:
@@ -171,10 +174,8 @@ def _subnets(row: StressedPhase) -> str:
 
 
 def _switches(report: StressReport) -> Table:
-    table = Table(title="what serves, and why", title_justify="left")
-    table.add_column("s", justify="right")
-    for name in ("phase", "", "SubNet", "reason"):
-        table.add_column(name)
+    seconds = Column("s", justify="right")
+    table = Table(seconds, "phase", "", "SubNet", "reason", title="what serves, and why", title_justify="left")
     for one in report.switches:
         step = STEPS.get(one.step, one.step)
         table.add_row(f"{max(0.0, one.at_s):.1f}", one.phase, step, escape(one.variant[:8]), escape(one.reason))
@@ -188,13 +189,3 @@ def _comes_to(report: StressReport) -> str:
         f"{ours.in_time:.1%} in time with {count} switches, the largest alone {largest.in_time:.1%}; "
         f"accuracy with late answers as wrong {ours.accuracy_in_time:.1%}, the largest alone {largest.accuracy_in_time:.1%}"
     )
-
-
-def _disturbed(report: StressReport) -> list[str]:
-    """A line if other programs made a load of their own."""
-    if report.is_calm:
-        return []
-    return [
-        f"This machine was not calm enough to show the effect: other programs used {report.other_share:.0%} of its cores "
-        f"(at most {MOST_OTHER_SHARE:.0%} leave the phases comparable). Run the same command again when they have ended."
-    ]

@@ -137,18 +137,18 @@ class StressSchedule:
             return cls(_paced(trace, settings.requests_per_s), lambda at_s: scenario.at(at_s).phase.name)
         trace = LoadTrace.read(settings.trace)
         trace = trace if trace.arrivals_s else _paced(trace, settings.requests_per_s)
-        return cls(trace, lambda at_s: STRESS if max(trace.pressure(_place(trace, at_s)).values()) >= BUSY else CALM)
+
+        def phase(at_s: float) -> str:
+            pressure = trace.pressure(int(trace.at(np.array([at_s]))[0]))
+            return STRESS if max(pressure.values()) >= BUSY else CALM
+
+        return cls(trace, phase)
 
 
 def _paced(trace: LoadTrace, requests_per_s: float) -> LoadTrace:
     """The same load, with requests at a constant rate; at least one."""
     count = max(1, round(trace.duration_s * requests_per_s))
     return trace.model_copy(update={"arrivals_s": tuple((np.arange(count) / requests_per_s).tolist())})
-
-
-def _place(trace: LoadTrace, at_s: float) -> int:
-    """The index of the trace's entry at a time."""
-    return int(trace.at(np.array([at_s]))[0])
 
 
 INFER = "/v2/models/model/infer"
@@ -185,7 +185,9 @@ class AskedService:
         round_trip_ms = (time.perf_counter() - start_s) * 1e3
         facts, outputs = told["parameters"], {one["name"]: one["data"] for one in told["outputs"]}
         classes = tuple(outputs["classes"])
-        subnets, exits = (_of_each(facts[name], len(classes)) for name in ("subnet", "exit"))
+        named = (tuple(facts[name].split(",")) for name in ("subnet", "exit"))
+        # a service reports a name only once if all images share it
+        subnets, exits = (names * len(classes) if len(names) == 1 else names for names in named)
         return ServedAnswer(classes, subnets, exits, facts["latency_ms"], round_trip_ms)
 
     def settle(self, within_s: float) -> None:
@@ -245,12 +247,6 @@ def _address(process: subprocess.Popen[bytes], told: IO[bytes], ready_s: float) 
         last = told.read().decode(errors="replace").strip().splitlines()[-1:]
         raise UserError("stress", f"the service has not started: {last[0] if last else 'it tells no reason'}")
     return line.removeprefix(READY)
-
-
-def _of_each(told: str, images: int) -> tuple[str, ...]:
-    """A name for each image: a service reports a name only once if all images share it."""
-    names = tuple(told.split(","))
-    return names * images if len(names) == 1 else names
 
 
 def body_of(x_NCHW: NDArray[np.float32]) -> PackedBody:
