@@ -133,14 +133,14 @@ def _nearest(walk: _Walk) -> int:
 def _by_parts(walk: _Walk) -> int:
     """The decided variables cut the undecided ones into parts; one part is finished after the other, its hub first."""
     parts = [part for part in _parts(walk.neighbours, walk.unknown) if part & walk.undecided]
-    part = min(parts, key=lambda one: (walk.size(_left_by(walk, one)), len(one), min(one)))
+
+    def left(part: set[int]) -> set[int]:
+        """The frontier after a part is decided."""
+        rest = walk.unknown - part
+        return {one for one in walk.frontier | part if walk.neighbours[one] & rest}
+
+    part = min(parts, key=lambda one: (walk.size(left(one)), len(one), min(one)))
     return min(part & walk.undecided, key=lambda one: (-len(walk.neighbours[one] & part), one))
-
-
-def _left_by(walk: _Walk, part: set[int]) -> set[int]:
-    """The frontier after a part is decided."""
-    rest = walk.unknown - part
-    return {one for one in walk.frontier | part if walk.neighbours[one] & rest}
 
 
 def _as_derived(walk: _Walk) -> int:

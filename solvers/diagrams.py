@@ -19,10 +19,8 @@ class Diagrams:
     """Sets that share one order of columns: the order in which the columns are first met."""
 
     def __init__(self) -> None:
-        self._nodes: list[tuple[int, tuple[int, ...]]] = [
-            (-1, ()),
-            (-1, ()),
-        ]  # column, and the child set for each of its values
+        # column, and the child set for each of its values
+        self._nodes: list[tuple[int, tuple[int, ...]]] = [(-1, ()), (-1, ())]
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._ranks: dict[int, int] = {}
         self._complements: dict[int, int] = {NONE: ALL, ALL: NONE}

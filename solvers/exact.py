@@ -308,8 +308,12 @@ def _price_vector(chain: Chain, budgets: Values) -> tuple[Values, float, Optimum
 
     Source: Kelley, *The cutting-plane method for solving convex programs* (SIAM J. Appl. Math. 8, 1960), in its dual form.
     """
-    met = [chain.best(prices, weight) for prices, weight in _first_prices(chain.constraints)]
-    best_prices, bound = np.zeros(chain.constraints), met[0][1]
+    best_prices = np.zeros(chain.constraints)
+    met = [
+        chain.best(best_prices),
+        *(chain.best(prices, 0.0) for prices in np.eye(chain.constraints)),
+    ]  # least of each cost
+    bound = met[0][1]
     penalty = PENALTY
     for _ in range(PRICE_ROUNDS):
         gains = np.array([gain for _, gain, _ in met])
@@ -327,11 +331,6 @@ def _price_vector(chain: Chain, budgets: Values) -> tuple[Values, float, Optimum
             penalty *= PENALTY
     within = [Optimum(code=code, gain=gain, costs=costs) for code, gain, costs in met if (costs <= budgets).all()]
     return best_prices, bound, max(within, key=_gain, default=None)
-
-
-def _first_prices(constraints: int) -> list[tuple[Values, float]]:
-    """Prices and weights for the code with the largest gain, and for the code with the least of each cost."""
-    return [(np.zeros(constraints), 1.0), *((row, 0.0) for row in np.eye(constraints))]
 
 
 def _mixed(gains: Values, shares: Values, penalty: float) -> tuple[Values, bool]:
