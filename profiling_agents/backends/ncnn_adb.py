@@ -33,18 +33,9 @@ RUN_LIMIT_S = 50
 SHORT_LIMIT_S = 20.0
 
 PROPERTY = re.compile(r"^\[(?P<name>[^\]]+)\]: \[(?P<value>.*)\]$", re.MULTILINE)
-TIMES = re.compile(r"min\s*=\s*(?P<min>\d+\.\d+)\s+max\s*=\s*(?P<max>\d+\.\d+)\s+avg\s*=\s*(?P<avg>\d+\.\d+)")
+TIMES = re.compile(r"min\s*=\s*\d+\.\d+\s+max\s*=\s*\d+\.\d+\s+avg\s*=\s*(\d+\.\d+)")
 MASK = re.compile(r"[0-9a-f]{1,16}")
 SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """One line of benchncnn [ms], two decimals each."""
-
-    min_ms: float
-    max_ms: float
-    avg_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +57,13 @@ class Phone:
             )
         return cls(serial, cores)
 
-    def adb(self, *words: str) -> list[str]:
-        """An adb command for this device."""
-        return ["adb", "-s", self.serial, *words]
-
     def shell(self, script: str) -> list[str]:
         """A command line for the device's shell; the caller quotes its parts."""
-        return self.adb("shell", script)
+        return ["adb", "-s", self.serial, "shell", script]
 
     def push(self, local: Path, remote: str) -> list[str]:
         """Copy a file to the device."""
-        return self.adb("push", str(local.absolute()), remote)
+        return ["adb", "-s", self.serial, "push", str(local.absolute()), remote]
 
     def benchmark(self, param: str, shapes: Sequence[Shape], loops: int, threads: int) -> list[str]:
         """Command that runs a model of the models' folder `loops` times. `shapes`: (C, H, W) per input; ncnn reverses them."""
@@ -101,13 +88,13 @@ def parse_properties(text: str) -> dict[str, str]:
     return {found["name"]: found["value"] for found in PROPERTY.finditer(text)}
 
 
-def parse_times(text: str) -> Times:
-    """The times of the single model that benchncnn ran; AgentError with its output if it does not show exactly one."""
-    found = list(TIMES.finditer(text))
+def parse_mean_ms(text: str) -> float:
+    """The mean time [ms] of the single model that benchncnn ran; AgentError with its output if it does not show exactly one."""
+    found = TIMES.findall(text)
     if len(found) != 1:
         printed = " ".join(text.split())[-200:]
         raise AgentError(f"benchncnn printed {len(found)} times instead of one; {printed}")
-    return Times(*(float(found[0][name]) for name in ("min", "max", "avg")))
+    return float(found[0])
 
 
 def run(command: Sequence[str], limit_s: float = SHORT_LIMIT_S) -> str:
@@ -206,12 +193,12 @@ class NcnnAdbModel(Model):
 
         def repeat(runs: int) -> float:
             command = self._phone.benchmark(self._param, self._shapes, runs, self._threads)
-            times = parse_times(run(command, RUN_LIMIT_S + 5.0))
-            if times.avg_ms < LEAST_MS:
+            mean_ms = parse_mean_ms(run(command, RUN_LIMIT_S + 5.0))
+            if mean_ms < LEAST_MS:
                 raise ModelError(
-                    f"takes {times.avg_ms:.2f} ms, below the {LEAST_MS:g} ms that benchncnn's two decimals can tell"
+                    f"takes {mean_ms:.2f} ms, below the {LEAST_MS:g} ms that benchncnn's two decimals can tell"
                 )
-            return runs * times.avg_ms * 1e-3
+            return runs * mean_ms * 1e-3
 
         return repeat
 

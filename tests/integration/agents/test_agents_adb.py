@@ -104,11 +104,11 @@ def test_properties_are_read() -> None:
 
 
 def test_times_are_read_and_everything_else_is_an_error_with_what_was_printed() -> None:
-    assert ncnn_adb.parse_times(text("benchncnn.txt")) == ncnn_adb.Times(7.05, 7.31, 7.12)
+    assert ncnn_adb.parse_mean_ms(text("benchncnn.txt")) == 7.12
     with pytest.raises(AgentError, match=r"printed 0 times instead of one; .*Nonsense not exists"):
-        ncnn_adb.parse_times(text("benchncnn_broken.txt"))
+        ncnn_adb.parse_mean_ms(text("benchncnn_broken.txt"))
     with pytest.raises(AgentError, match="printed 2 times"):
-        ncnn_adb.parse_times(2 * text("benchncnn.txt"))
+        ncnn_adb.parse_mean_ms(2 * text("benchncnn.txt"))
 
 
 def test_the_benchmark_gets_loops_threads_cores_and_turned_shapes() -> None:
