@@ -1,5 +1,8 @@
 """The headline of a run: the few numbers that answer whether it was worth it, and its end in the terminal."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -51,7 +54,7 @@ def remarks(report: Row, ends: EndsAccuracy | None) -> list[str]:
     return found
 
 
-def reference(report: Row) -> tuple[str, float | None]:
+def reference(report: Mapping[str, Any]) -> tuple[str, float | None]:
     """The network whose test accuracy is the reference for losses: the base model, or the nearest to it in this run."""
     for name in ("base model", "largest SubNet"):
         if (accuracy := report["accuracies"].get(f"{name}, test")) is not None:
@@ -60,7 +63,7 @@ def reference(report: Row) -> tuple[str, float | None]:
     return "best winner", max((accuracy for accuracy in known if accuracy is not None), default=None)
 
 
-def fastest_within(device: Row, accuracy: float, points: float) -> Row | None:
+def fastest_within(device: Mapping[str, Any], accuracy: float, points: float) -> Row | None:
     """The winner of lowest measured latency whose test accuracy is at most `points` below `accuracy`."""
     rows = [
         row
@@ -115,7 +118,7 @@ def _error_card(device: Row) -> Row:
     return card_of(label, percent(errors["median_relative_error"]), note, device["name"])
 
 
-def kept(device: Row) -> list[Row]:
+def kept(device: Mapping[str, Any]) -> list[Row]:
     """The winners except those that miss their budget as measured."""
     return [row for row in device["winners"] if row["within_budget"] is not False]
 
