@@ -32,7 +32,7 @@ from tasks.base.errors import UserError
 from tasks.data.images import WHOLE_SCALING, Decoder, random_box, whole_box
 from tasks.data.problems.detection import Rows, flipped, packed, within
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits, first_of, rarest_classes
+from tasks.data.source import Source, Splits, first_of, numbered, rarest_classes
 
 Box = tuple[float, float, float, float]
 WITHOUT_AREA, OUTSIDE, CUT = (
@@ -123,27 +123,37 @@ SEEN = 0.25
 """Least share of a box inside an augmented image."""
 
 
-class BoxedPictures:
+class BoxedPictures(Source):
     """Files with boxes, decoded on demand. labels: the rarest class of each image, if that has enough images.
 
     Class 0 is the background; images without boxes belong to it.
     """
 
     scaling = WHOLE_SCALING
+    has_classes = False
 
-    def __init__(self, settings: DataSettings, images: Sequence[AnnotatedImage], notes: Sequence[str]) -> None:
-        """notes: warnings for the user about the annotations."""
+    def __init__(
+        self,
+        settings: DataSettings,
+        by_split: Mapping[str, Sequence[AnnotatedImage]],
+        left_out: UnusedBoxes,
+        declared: Sequence[str] = (),
+    ) -> None:
+        """declared: names of all classes in the annotations. UserError: no image has a box."""
+        images, self.given = numbered(by_split)
         names = sorted({name for image in images for name in image.names})
+        if not names:
+            got = f"{len(images)} images without any box"
+            raise UserError(f"data '{settings.path}'", got, next_step="choose another with data.path=FOLDER")
         self.class_names = (BACKGROUND, *names)
-        self.notes = tuple(notes)
+        self.notes = left_out.told()
+        if unused := [name for name in declared if name not in names]:
+            told = f"data: {len(unused)} of {len(declared)} classes have no box and are left out ({first_of(unused)})"
+            self.notes += (told,)
         self._images = images
         self._rows = [_rows(image, self.class_names) for image in images]
         self.labels = rarest_classes([rows[:, 0].astype(np.int64) for rows in self._rows], len(self.class_names))
         self._decoder = Decoder(settings, whole_box)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since each image is its own file."""
-        return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
@@ -158,10 +168,18 @@ class BoxedPictures:
             rows = [_augmented(self._images[index], own, draws_D) for index, own, draws_D in pairs]
         return self.images(indices, draws), packed(rows)
 
-    def counts(self, indices: np.ndarray) -> np.ndarray:
-        """Boxes of each class (K,)."""
-        labels = [self._rows[index][:, 0].astype(np.int64) for index in indices]
-        return np.bincount(np.concatenate([np.empty(0, dtype=np.int64), *labels]), minlength=len(self.class_names))
+    def splits(self, settings: DataSettings) -> Splits:
+        """All splits. UserError: an untrained class, or a split without boxes. Notes list splits judged by fewer classes."""
+        splits, names = super().splits(settings), self.class_names[1:]
+        for split, indices in splits.items():
+            found = {int(label) for index in indices for label in self._rows[index][:, 0]}
+            missing = [name for label, name in enumerate(names, 1) if label not in found]
+            if missing and (split == "train" or len(missing) == len(names)):
+                got = f"no box of {len(missing)} of {len(names)} classes in {split}: {first_of(missing)}"
+                raise UserError(f"data '{settings.path}'", got, next_step="add images with boxes of each class")
+            if missing:
+                self.notes += (f"data: {split} has no box of {first_of(missing)}, and is judged by the other classes",)
+        return splits
 
 
 def _opened(image: AnnotatedImage) -> Image.Image:
@@ -187,61 +205,11 @@ def _augmented(image: AnnotatedImage, rows_N5: Rows, draws_D: np.ndarray) -> Row
     return flipped(inside_N5) if draws_D[4] < 0.5 else inside_N5
 
 
-def opened_source(
-    settings: DataSettings,
-    splits: Mapping[str, Sequence[AnnotatedImage]],
-    left_out: UnusedBoxes,
-    declared: Sequence[str],
-) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
-    """The source and its splits; missing splits are shares of the training images.
-
-    declared: names of all classes in the annotations. UserError: no image, or a class without a training image.
-    """
-    images = [image for own in splits.values() for image in own]
-    used = Counter(name for image in images for name in image.names)
-    where = f"data '{settings.path}'"
-    if not used:
-        raise UserError(
-            where, f"{len(images)} images without any box", next_step="choose another with data.path=FOLDER"
-        )
-    notes = list(left_out.told())
-    if unused := [name for name in declared if name not in used]:
-        notes.append(
-            f"data: {len(unused)} of {len(declared)} classes have no box and are left out ({first_of(unused)})"
-        )
-    source = BoxedPictures(settings, images, notes)
-    ends = np.cumsum([len(own) for own in splits.values()])
-    indices = dict(zip(splits, np.split(np.arange(len(images)), ends[:-1]), strict=True))
-    found = complete_splits(indices, source, settings)
-    _check_split(source, found, where)
-    return source, found
-
-
-def _check_split(source: BoxedPictures, splits: Mapping[str, np.ndarray], where: str) -> None:
-    """UserError for untrained classes, or a split without boxes. A note lists splits that are judged by fewer classes."""
-    for name, indices in splits.items():
-        counts = source.counts(indices)
-        missing = [source.class_names[label] for label in np.flatnonzero(counts[1:] == 0) + 1]
-        if missing and (name == "train" or len(missing) == len(counts) - 1):
-            got = f"no box of {len(missing)} of {len(counts) - 1} classes in {name}: {first_of(missing)}"
-            raise UserError(where, got, next_step="add images with boxes of each class")
-        if missing:
-            source.notes += (f"data: {name} has no box of {first_of(missing)}, and is judged by the other classes",)
-
-
-def split_named(name: str) -> str | None:
-    """The split in the name of a file: `train`, `validation`, `test`, or None."""
-    lower = name.lower()
-    return next(
-        (split for part, split in (("train", "train"), ("val", "validation"), ("test", "test")) if part in lower), None
-    )
-
-
 CROWD = "around crowds (iscrowd), left out"
 
 
-def open_coco(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: missing or broken annotations with file and row, and missing images."""
+def coco(settings: DataSettings) -> BoxedPictures:
+    """Pictures with COCO's annotations. UserError: missing or broken annotations with file and row, and missing images."""
     assert settings.path is not None
     left_out, declared = UnusedBoxes(), dict[str, None]()
     splits = {}
@@ -249,14 +217,16 @@ def open_coco(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarr
         reader = _Reader(file, settings.path, left_out)
         splits[split] = list(reader.images())
         declared |= dict.fromkeys(reader.names.values())
-    return opened_source(settings, splits, left_out, list(declared))
+    return BoxedPictures(settings, splits, left_out, list(declared))
 
 
 def _files(root: Path) -> dict[str, Path]:
     """Annotation files by split."""
     folder = root / "annotations" if (root / "annotations").is_dir() else root
     files = sorted(folder.glob("*.json"))
-    found = {split: file for file in files if (split := split_named(file.stem))}
+    parts = {"train": "train", "val": "validation", "test": "test"}
+    named = [(next((parts[part] for part in parts if part in file.stem.lower()), None), file) for file in files]
+    found = {split: file for split, file in named if split is not None}
     if len(files) == 1:
         return {"train": files[0]}
     if "train" not in found or len(found) != len(files):
@@ -384,13 +354,13 @@ DIFFICULT = "marked as difficult, left out"
 SETS = {"train": "train", "validation": "val", "test": "test"}
 
 
-def open_voc(settings: DataSettings) -> tuple[BoxedPictures, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: missing or broken annotations with file and object, and missing images."""
+def voc(settings: DataSettings) -> BoxedPictures:
+    """Pictures with VOC's annotations. UserError: missing or broken annotations with file and object, and missing images."""
     assert settings.path is not None
     left_out = UnusedBoxes()
     names = dict(_names(settings.path))
     splits = {split: [_read(settings.path, name, left_out) for name in own] for split, own in names.items()}
-    return opened_source(settings, splits, left_out, [])
+    return BoxedPictures(settings, splits, left_out)
 
 
 def _names(root: Path) -> Iterator[tuple[str, list[str]]]:

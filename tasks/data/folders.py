@@ -19,7 +19,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from tasks.base.errors import UserError
 from tasks.data.images import SCALING, Decoder
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits, first_of, split_folders
+from tasks.data.source import Source, Splits, first_of, numbered, split_folders
 
 CIFAR = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 NEEDED = {
@@ -30,22 +30,19 @@ NEEDED = {
 NOT_READABLE = (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError)
 
 
-class Published:
-    """The published training images, then the published held-out ones."""
+class Published(Source):
+    """The published training images, then the published held-out ones, which are the test split."""
 
     scaling = SCALING
-    notes: tuple[str, ...] = ()
 
-    def __init__(self, settings: DataSettings, train: VisionDataset, held_out: VisionDataset) -> None:
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: files are missing or differ from the published ones."""
+        train, held_out = self._parts = _opened(settings)
         self.labels = np.asarray([*train.targets, *held_out.targets], dtype=np.int64)
         self.class_names = tuple(name if isinstance(name, str) else ", ".join(name) for name in train.classes)
+        self.given = {"train": np.arange(len(train)), "test": np.arange(len(train), len(self.labels))}
         self._name = settings.name
-        self._parts = (train, held_out)
         self._decoder = Decoder(settings)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since images are in memory (CIFAR) or their own files (ImageNet)."""
-        return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Scaled images; augmented by a random resized crop and a flip."""
@@ -67,11 +64,8 @@ def _parts(name: str, path: Path) -> tuple[VisionDataset, VisionDataset]:
     return train, held_out
 
 
-def open_published(settings: DataSettings) -> tuple[Published, dict[str, np.ndarray]]:
-    """The source and its splits: the published held-out images are the test; validation is a share of the training images.
-
-    Raises UserError for files that are missing or differ from the published ones.
-    """
+def _opened(settings: DataSettings) -> tuple[VisionDataset, VisionDataset]:
+    """The published training and held-out images."""
     assert settings.path is not None
     assert settings.name is not None
     missing = [name for name in NEEDED[settings.name] if not (settings.path / name).exists()]
@@ -82,26 +76,22 @@ def open_published(settings: DataSettings) -> tuple[Published, dict[str, np.ndar
             next_step="choose another with data.path=FOLDER; nothing is downloaded",
         )
     try:
-        train, held_out = _parts(settings.name, settings.path)
+        return _parts(settings.name, settings.path)
     except NOT_READABLE as error:
         raise UserError(
             f"data folder '{settings.path}'",
             f"the files of {settings.name} are incomplete or changed ({str(error)[:200]})",
             next_step="copy them anew or choose another folder with data.path=FOLDER",
         ) from error
-    source = Published(settings, train, held_out)
-    count = len(train.targets)
-    splits = {"train": np.arange(count), "test": np.arange(count, len(source.labels))}
-    return source, complete_splits(splits, source, settings)
 
 
 class ClassFiles(NamedTuple):
     """All files with the number of their class, and the files of each split that has its own folder."""
 
     files: list[Path]
-    labels: list[int]
-    class_names: list[str]
-    splits: dict[str, np.ndarray]
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    splits: Splits
 
 
 class _Classes(DatasetFolder):
@@ -119,18 +109,14 @@ def class_files(settings: DataSettings, content: str, suffixes: Sequence[str]) -
 
     Raises UserError for a missing or empty folder, or classes that differ.
     """
-    files: list[Path] = []
-    labels: list[int] = []
-    names: list[str] = []
-    splits: dict[str, np.ndarray] = {}
-    for split, folder in split_folders(settings).items():
-        found = _scan(folder, content, suffixes)
-        names = names or found.classes
-        _check_same(folder, names, found.classes)
-        splits[split] = np.arange(len(files), len(files) + len(found.samples))
-        files += [Path(file) for file, _ in found.samples]
-        labels += [label for _, label in found.samples]
-    return ClassFiles(files, labels, names, splits)
+    folders = split_folders(settings)
+    found = {split: _scan(folder, content, suffixes) for split, folder in folders.items()}
+    names = found["train"].classes
+    for split, one in found.items():
+        _check_same(folders[split], names, one.classes)
+    samples, splits = numbered({split: one.samples for split, one in found.items()})
+    labels = np.asarray([label for _, label in samples], dtype=np.int64)
+    return ClassFiles([Path(file) for file, _ in samples], labels, tuple(names), splits)
 
 
 def _scan(folder: Path, content: str, suffixes: Sequence[str]) -> DatasetFolder:
@@ -158,29 +144,16 @@ def _check_same(folder: Path, names: list[str], found: list[str]) -> None:
         raise UserError(f"data folder '{folder}'", " and ".join(said), allowed="the classes of train, all of them")
 
 
-class Folder:
+class Folder(Source):
     """The files of all splits, decoded on demand."""
 
     scaling = SCALING
-    notes: tuple[str, ...] = ()
 
-    def __init__(self, settings: DataSettings, files: list[Path], labels: list[int], names: list[str]) -> None:
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self.class_names = tuple(names)
-        self._files = files
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: a missing or empty folder, or classes that differ."""
+        self._files, self.labels, self.class_names, self.given = class_files(settings, "images", IMG_EXTENSIONS)
         self._decoder = Decoder(settings)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since each image is its own file."""
-        return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images; augmented by a random resized crop and a flip."""
         return self._decoder.files([self._files[index] for index in indices], draws)
-
-
-def open_folder(settings: DataSettings) -> tuple[Folder, dict[str, np.ndarray]]:
-    """The source and its splits. Raises UserError for a missing or empty folder or classes that differ."""
-    found = class_files(settings, "images", IMG_EXTENSIONS)
-    source = Folder(settings, found.files, found.labels, found.class_names)
-    return source, complete_splits(found.splits, source, settings)

@@ -14,7 +14,7 @@ Legend: B batch, C channels, H height, W width, N images, K classes.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from tasks.data.images import UNDECODED, WHOLE_SCALING, Decoder, PixelBox, centr
 from tasks.data.problems.restoration import CHANNELS, MOST_UPSCALE
 from tasks.data.problems.segmentation import IGNORED
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling, complete_splits, first_of, named_file, rarest_classes, split_folders
+from tasks.data.source import Source, Splits, first_of, named_file, numbered, rarest_classes, split_folders
 
 LIST_FILE = "pairs.csv"
 
@@ -67,19 +67,17 @@ class PictureHead(NamedTuple):
     height: int
 
 
-def file_pairs(settings: DataSettings, image: Side, partner: Side) -> tuple[list[FilePair], dict[str, np.ndarray]]:
+def file_pairs(settings: DataSettings, image: Side, partner: Side) -> tuple[list[FilePair], Splits]:
     """All pairs, and the pairs of each split that has its own folder.
 
     UserError: no folders or no pictures in them, a file without its partner, or a broken list.
     """
-    pairs: list[FilePair] = []
-    splits: dict[str, np.ndarray] = {}
+    found = {}
     for split, folder in split_folders(settings).items():
         given = folder / LIST_FILE
         own = _listed(given, image, partner, settings) if given.is_file() else _equally_named(folder, image, partner)
-        splits[split] = np.arange(len(pairs), len(pairs) + len(own))
-        pairs += own
-    return pairs, splits
+        found[split] = own
+    return numbered(found)
 
 
 def head_of(called: str, file: Path) -> PictureHead:
@@ -178,19 +176,19 @@ MODES = {1: ("L",), 3: ("L", "RGB")}
 """Modes of Pillow, by channels of data: a byte for each pixel, or for each of its colours."""
 
 
-class PairedPictures:
+class PairedPictures(Source):
     """Files with targets, decoded on demand. `class_names` are those of the output channels of networks.
 
     Heads of all files are read once. All images count alike for splits: `labels` (N,) are 0.
     """
 
-    scaling = Scaling("none", "none")
-    notes: tuple[str, ...] = ()
+    has_classes = False
 
-    def __init__(self, settings: DataSettings, pairs: Sequence[FilePair]) -> None:
-        """UserError: a file is not a picture of these channels, is smaller than the network's input, or does not fit its
-        partner.
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: missing folders, files that do not belong together, or a file that is not a picture of these channels, is
+        smaller than the network's input, or does not fit its partner.
         """
+        pairs, self.given = file_pairs(settings, *SIDES)
         self.class_names = CHANNELS[settings.channels]
         self.labels = np.zeros(len(pairs), dtype=np.int64)
         self._pairs = pairs
@@ -200,10 +198,6 @@ class PairedPictures:
         self._target_decoder = Decoder(large, *(partial(_part_of_target, settings.upscale, part) for part in parts))
         with ThreadPoolExecutor(settings.workers, thread_name_prefix="pairs") as pool:
             list(pool.map(partial(_check, settings), pairs))
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since each image is its own file."""
-        return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """The middles of images; `draws` choose other parts, and flip them."""
@@ -252,16 +246,6 @@ def _checked(side: Side, file: Path, channels: int) -> PictureHead:
     return head
 
 
-def open_pairs(settings: DataSettings) -> tuple[PairedPictures, dict[str, np.ndarray]]:
-    """The source and its splits; splits without a folder are shares of the training images.
-
-    UserError: missing folders, files that do not belong together, or too few of them.
-    """
-    pairs, splits = file_pairs(settings, *SIDES)
-    source = PairedPictures(settings, pairs)
-    return source, complete_splits(splits, source, settings)
-
-
 UNLABELLED = 255
 NAMES_FILE = "classes.txt"
 MASK_SIDES = Side("image", "images"), Side("mask", "masks", (".png",))
@@ -269,18 +253,19 @@ MASK_MODES = ("L", "P")
 """Modes of Pillow with a byte per pixel: its brightness, or its index into a palette."""
 
 
-class MaskedPictures:
+class MaskedPictures(Source):
     """Files with masks, decoded on demand. labels: the rarest class of each image, if that has enough images.
 
     All masks are read once. occurring: the classes of each image, without `UNLABELLED`.
     """
 
     scaling = WHOLE_SCALING
+    has_classes = False
 
-    def __init__(self, settings: DataSettings, files: Sequence[FilePair]) -> None:
-        """UserError: a mask does not fit its image, or has a class without a name."""
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: files do not belong together, or a mask does not fit its image, or has a class without a name."""
         assert settings.path is not None
-        self.notes: tuple[str, ...] = ()
+        files, self.given = file_pairs(settings, *MASK_SIDES)
         self._files, self._size = files, (settings.resolution, settings.resolution)
         self._decoder = Decoder(settings, whole_box)
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="masks")
@@ -289,10 +274,8 @@ class MaskedPictures:
         count = 1 + max((int(own.max()) for own in self.occurring if len(own)), default=0)
         self.class_names = names or tuple(map(str, range(count)))
         self.labels = rarest_classes(self.occurring, len(self.class_names))
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since each image is its own file."""
-        return rng.permutation(indices)
+        if len(self.class_names) < 2:
+            raise UserError(f"data folder '{settings.path}'", "masks of one class", allowed="two or more")
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Decoded images. They can be augmented only together with masks, so `draws` is None."""
@@ -304,6 +287,23 @@ class MaskedPictures:
         masks = list(self._pool.map(self._scaled, indices))
         y_BHW = torch.from_numpy(np.stack(masks).astype(np.int64))
         return self.images(indices, None), torch.where(y_BHW == UNLABELLED, IGNORED, y_BHW)
+
+    def splits(self, settings: DataSettings) -> Splits:
+        """All splits. UserError for a class that is judged but not trained; notes list the classes that a split lacks."""
+        splits = super().splits(settings)
+        has = {split: {int(label) for index in own for label in self.occurring[index]} for split, own in splits.items()}
+        nowhere = [name for label, name in enumerate(self.class_names) if not any(label in one for one in has.values())]
+        if nowhere:
+            self.notes += (f"data: no pixel of {first_of(nowhere)} in any mask",)
+        for split, own in has.items():
+            missing = [name for label, name in enumerate(self.class_names) if label not in own and name not in nowhere]
+            if missing and split == "train":
+                got = f"no pixel of {len(missing)} of {len(self.class_names)} classes in train: {first_of(missing)}"
+                raise UserError(f"data '{settings.path}'", got, next_step="add images with each class")
+            if missing:
+                told = f"data: {split} has no pixel of {first_of(missing)}, and is judged by the other classes"
+                self.notes += (told,)
+        return splits
 
     def _scaled(self, index: int) -> NDArray[np.uint8]:
         mask = Image.fromarray(_mask(self._files[index].partner))
@@ -353,32 +353,3 @@ def _classes_of(classes: int, pair: FilePair) -> NDArray[np.int64]:
         allowed = f"0 to {classes - 1}, the lines of {NAMES_FILE}; {UNLABELLED} where nobody has labelled"
         raise UserError(f"mask '{pair.partner}'", got, allowed=allowed, next_step="mend it")
     return found[found != UNLABELLED]
-
-
-def open_masks(settings: DataSettings) -> tuple[MaskedPictures, dict[str, np.ndarray]]:
-    """The source and its splits; splits without a folder are shares of the training images.
-
-    UserError: missing folders, files that do not belong together, or a class without a training image.
-    """
-    files, splits = file_pairs(settings, *MASK_SIDES)
-    source = MaskedPictures(settings, files)
-    if len(source.class_names) < 2:
-        raise UserError(f"data folder '{settings.path}'", "masks of one class", allowed="two or more")
-    splits = complete_splits(splits, source, settings)
-    _check_classes(source, splits, settings)
-    return source, splits
-
-
-def _check_classes(source: MaskedPictures, splits: dict[str, np.ndarray], settings: DataSettings) -> None:
-    """UserError for a class that is judged but not trained. Notes list the classes that a split lacks."""
-    has = {split: {int(label) for index in own for label in source.occurring[index]} for split, own in splits.items()}
-    nowhere = [name for label, name in enumerate(source.class_names) if not any(label in one for one in has.values())]
-    if nowhere:
-        source.notes += (f"data: no pixel of {first_of(nowhere)} in any mask",)
-    for split, own in has.items():
-        missing = [name for label, name in enumerate(source.class_names) if label not in own and name not in nowhere]
-        if missing and split == "train":
-            got = f"no pixel of {len(missing)} of {len(source.class_names)} classes in train: {first_of(missing)}"
-            raise UserError(f"data '{settings.path}'", got, next_step="add images with each class")
-        if missing:
-            source.notes += (f"data: {split} has no pixel of {first_of(missing)}, and is judged by the other classes",)

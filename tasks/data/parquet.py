@@ -19,29 +19,34 @@ from PIL import Image
 from tasks.base.errors import UserError
 from tasks.data.images import SCALING, Content, Decoder
 from tasks.data.settings import DataSettings
-from tasks.data.source import SPLIT_NAMES, complete_splits
+from tasks.data.source import SPLIT_NAMES, Source, consecutive
 
 LANES = 8
 """Row groups that a batch mixes; all ranks together hold about this many in memory."""
 
 
-class Parquet:
+class Parquet(Source):
     """The rows of all shards, in order of shard name, row group and row."""
 
     scaling = SCALING
-    notes: tuple[str, ...] = ()
 
-    def __init__(self, settings: DataSettings, shards: list[Path]) -> None:
-        labels: list[np.ndarray] = []
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: there are no shards, or no rows in those of training, or a shard cannot be read."""
         self._groups: list[tuple[Path, int]] = []
         sizes: list[int] = []
-        for shard in shards:
-            with _open(shard) as file:
-                labels.append(_labels(shard, file))
-                self._groups += [(shard, group) for group in range(file.num_row_groups)]
-                sizes += [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        labels: list[np.ndarray] = []
+        counts: dict[str, int] = {}
+        for split, shards in _shards(settings).items():
+            for shard in shards:
+                with _open(shard) as file:
+                    labels.append(_labels(shard, file))
+                    self._groups += [(shard, group) for group in range(file.num_row_groups)]
+                    sizes += [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            counts[split] = sum(sizes) - sum(counts.values())
+        if not counts["train"]:
+            raise UserError(f"data folder '{settings.path}'", "its .parquet files have no rows")
+        self.given = consecutive(counts)
         self.labels = np.concatenate(labels)
-        self.rows = {shard: len(rows) for shard, rows in zip(shards, labels, strict=True)}
         self.class_names = tuple(str(label) for label in range(int(self.labels.max(initial=-1)) + 1))
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._held: dict[int, pyarrow.ChunkedArray] = {}
@@ -131,9 +136,10 @@ def _labels(shard: Path, file: pyarrow.parquet.ParquetFile) -> np.ndarray:
     return labels
 
 
-def _shards(root: Path) -> dict[str, list[Path]]:
-    if root.is_file():
-        return {"train": [root]}
+def _shards(settings: DataSettings) -> dict[str, list[Path]]:
+    """PATH/train/*.parquet or PATH/train-*.parquet (likewise val, test), else PATH/*.parquet or a file PATH for training."""
+    root = settings.path
+    assert root is not None
     found = {
         split: sorted(
             shard
@@ -143,27 +149,9 @@ def _shards(root: Path) -> dict[str, list[Path]]:
         )
         for split, names in SPLIT_NAMES.items()
     }
-    if found["train"]:
-        return {split: shards for split, shards in found.items() if shards}
-    return {"train": sorted(root.glob("*.parquet"))}
-
-
-def open_parquet(settings: DataSettings) -> tuple[Parquet, dict[str, np.ndarray]]:
-    """Source and splits: PATH/train/*.parquet or PATH/train-*.parquet (likewise val, test), else by shares."""
-    assert settings.path is not None
-    by_split = _shards(settings.path) if settings.path.exists() else {"train": []}
-    if not by_split["train"]:
-        raise UserError(
-            f"data folder '{settings.path}'",
-            "has no .parquet file",
-            next_step="choose another with data.path=FOLDER",
-        )
-    source = Parquet(settings, [shard for shards in by_split.values() for shard in shards])
-    splits, start = {}, 0
-    for split, shards in by_split.items():
-        count = sum(source.rows[shard] for shard in shards)
-        splits[split] = np.arange(start, start + count)
-        start += count
-    if not len(splits["train"]):
-        raise UserError(f"data folder '{settings.path}'", "its .parquet files have no rows")
-    return source, complete_splits(splits, source, settings)
+    if not found["train"]:
+        found = {"train": [root] if root.is_file() else sorted(root.glob("*.parquet"))}
+    if not found["train"]:
+        next_step = "choose another with data.path=FOLDER"
+        raise UserError(f"data folder '{root}'", "has no .parquet file", next_step=next_step)
+    return {split: shards for split, shards in found.items() if shards}

@@ -8,18 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from adaptive_runtime.samples.inputs import Spectrogram, TextPreparation
-from importing import Later
 from tasks.base.errors import UserError
 from tasks.data.settings import LEAST_SIDE, MOST_SIDE, DataSettings
 from tasks.data.source import Inputs, OtherInput, Scaling, each
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Later("torch")
+from tasks.data.torch_later import torch
 
 Size = tuple[int, ...]
 """(height, width) of images, (words,) of texts. For samples with several inputs: the size of all their images and sounds."""

@@ -14,7 +14,7 @@ from adaptive_runtime.samples.inputs import NumbersPreparation
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.settings import DataSettings
 from tasks.data.signals.synthesised import ACTIVITIES, AXES, SynthesisedMotion
-from tasks.data.source import Inputs, Scaling, complete_splits
+from tasks.data.source import UNSCALED, Inputs, Source
 
 MOTIONS = ("walking", "upstairs", "cycling")
 CHARACTERS = 4
@@ -23,10 +23,8 @@ MEAN_G = (0.0, 0.0, 0.8)
 """Mean of gravity on a slightly turned device [g]."""
 
 
-class SeenAndFelt:
+class SeenAndFelt(Source):
     """Images of `tasks.data.drawn.glyphs` beside signals of `tasks.data.signals.synthesised`, in g; both synthesised."""
-
-    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         drawn = settings.model_copy(update={"classes": settings.classes or CHARACTERS})
@@ -41,19 +39,9 @@ class SeenAndFelt:
         self._motion.labels = known[self.labels % len(MOTIONS)]
         shape = (AXES, self._motion.spectrogram.samples)
         motion = NumbersPreparation(names=("x", "y", "z"), shape=shape, mean=MEAN_G, deviation=(1.0,) * AXES)
-        self.scaling = Scaling("none", "none", inputs={IMAGE: None, MOTION: motion})
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since every sample is made on its own."""
-        return rng.permutation(indices)
+        self.scaling = UNSCALED._replace(inputs={IMAGE: None, MOTION: motion})
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """Images (B, C, H, W) and motion (B, A, T); `draws` (B, D) change both a little."""
         felt_BAT = self._motion.signals(indices, draws)
         return self._glyphs.images(indices, draws), torch.from_numpy(felt_BAT)
-
-
-def open_seen_and_felt(settings: DataSettings) -> tuple[SeenAndFelt, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. UserError: too many characters, or too few samples."""
-    source = SeenAndFelt(settings)
-    return source, complete_splits({"train": np.arange(settings.images)}, source, settings)

@@ -1,7 +1,8 @@
 """Settings of the data, and of drifting image streams."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -51,78 +52,75 @@ class DriftSettings(BaseModel):
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-WITHOUT_FILES = (
-    "digits",
-    "noisy_digits",
-    "glyphs",
-    "noisy_glyphs",
-    "small_glyphs",
-    "glyph_scenes",
-    "glyph_boxes",
-    "sounds",
-    "motion",
-    "texts",
-    "tagged_texts",
-    "seen_and_felt",
-)
-RESOLUTIONS = {
-    "digits": 32,
-    "noisy_digits": 32,
-    "glyphs": 64,
-    "noisy_glyphs": 64,
-    "small_glyphs": 32,
-    "glyph_scenes": 64,
-    "glyph_boxes": 96,
-    "sounds": 64,
-    "motion": 32,
-    "imagefolder": 224,
-    "parquet": 224,
-    "torchvision": 32,
-    "coco": 320,
-    "voc": 320,
-    "masks": 256,
-    "pairs": 128,
-    "wavfolder": 64,
-    "series": 32,
-    "texts": 32,
-    "tagged_texts": 32,
-    "jsonl": 64,
-    "tagged_jsonl": 64,
-    "seen_and_felt": 48,
-    "table": 224,
+
+
+class Kind(NamedTuple):
+    """A kind of data. resolution: default height and width in pixels; for texts, the number of words. images: default number of
+    drawn or synthesised samples. problem: the learning problem; with boxes, the detector's head completes it.
+    """
+
+    resolution: int = 32
+    problem: str = "classification"
+    images: int = 20_000
+    has_files: bool = False
+
+
+KINDS = {
+    "digits": Kind(),
+    "noisy_digits": Kind(images=4 * 1797),
+    "glyphs": Kind(64),
+    "noisy_glyphs": Kind(64, "restoration"),
+    "small_glyphs": Kind(32, "restoration"),
+    "glyph_scenes": Kind(64, "segmentation"),
+    "glyph_boxes": Kind(96, "detection"),
+    "sounds": Kind(64, images=6000),
+    "motion": Kind(32, images=6000),
+    "imagefolder": Kind(224, has_files=True),
+    "parquet": Kind(224, has_files=True),
+    "torchvision": Kind(32, has_files=True),
+    "coco": Kind(320, "detection", has_files=True),
+    "voc": Kind(320, "detection", has_files=True),
+    "masks": Kind(256, "segmentation", has_files=True),
+    "pairs": Kind(128, "restoration", has_files=True),
+    "wavfolder": Kind(64, has_files=True),
+    "series": Kind(32, has_files=True),
+    "texts": Kind(32, images=9000),
+    "tagged_texts": Kind(32, "tagging", images=9000),
+    "jsonl": Kind(64, has_files=True),
+    "tagged_jsonl": Kind(64, "tagging", has_files=True),
+    "seen_and_felt": Kind(48, images=6000),
+    "table": Kind(224, has_files=True),
 }
-"""Height and width by kind, in pixels; for texts the number of words."""
+if TYPE_CHECKING:
+    DataKind = str
+else:
+    DataKind = Literal[tuple(KINDS)]
+
+
+def _of(kind: str | None) -> Kind:
+    """The facts of a kind; defaults for an unknown one, whose error comes later."""
+    return KINDS.get(kind or "", Kind())
+
+
+def _by_kind(default: Callable[[str | None], Any]) -> Callable[[dict[str, Any]], Any]:
+    """A default factory of a field that depends on the kind."""
+    return lambda known: default(known.get("kind"))
+
+
 LEAST_SIDE, MOST_SIDE = 8, 1024
 """Limits of `resolution`."""
-DRAWN = {
-    "noisy_digits": 4 * 1797,
-    "sounds": 6000,
-    "motion": 6000,
-    "texts": 9000,
-    "tagged_texts": 9000,
-    "seen_and_felt": 6000,
-}
-"""Default number of images of a kind that is drawn."""
-MASKED = ("glyph_scenes", "masks")
-"""Kinds whose images have a class for each pixel."""
-RESTORED = ("noisy_glyphs", "small_glyphs", "pairs")
-"""Kinds whose images have target images that networks compute from them."""
 UPSCALED = ("small_glyphs", "pairs")
-"""Kinds in `RESTORED` whose targets may be larger than the images."""
+"""Kinds whose targets are images that may be larger than the images."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds; their images are grey spectrograms."""
 CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
 """Length of a signal [s], for kinds whose images are spectrograms, or that have a signal beside an image."""
-TAGGED = ("tagged_texts", "tagged_jsonl")
-"""Kinds of texts with a class for each word."""
 IN_LINES = ("jsonl", "tagged_jsonl")
 """Kinds of texts in files of JSON lines."""
-WRITTEN = ("texts", "jsonl", *TAGGED)
+WRITTEN = ("texts", "jsonl", "tagged_texts", "tagged_jsonl")
 """Kinds of texts, which networks take as numbers of words."""
 WORDED = (*WRITTEN, "table")
 """Kinds that have texts, or may have texts beside other inputs."""
-WORDS = {"table": 32}
-"""Words of a text that is one of several inputs."""
 SEVERAL = ("seen_and_felt", "table")
 """Kinds whose samples have, or may have, several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
@@ -137,43 +135,6 @@ METRICS: dict[str, tuple[Metric, ...]] = {
     "tagging": ("word_accuracy",),
 }
 """The metrics of each kind of learning problem; the first is the default."""
-DataKind = Literal[
-    "digits",
-    "noisy_digits",
-    "glyphs",
-    "noisy_glyphs",
-    "small_glyphs",
-    "glyph_scenes",
-    "glyph_boxes",
-    "sounds",
-    "motion",
-    "imagefolder",
-    "parquet",
-    "torchvision",
-    "coco",
-    "voc",
-    "masks",
-    "pairs",
-    "wavfolder",
-    "series",
-    "texts",
-    "tagged_texts",
-    "jsonl",
-    "tagged_jsonl",
-    "seen_and_felt",
-    "table",
-]
-
-
-def _problem_of(kind: str | None) -> str:
-    """The learning problem of a kind of data, unless the data have several targets."""
-    if kind in BOXED:
-        return "detection"
-    if kind in TAGGED:
-        return "tagging"
-    if kind in RESTORED:
-        return "restoration"
-    return "segmentation" if kind in MASKED else "classification"
 
 
 class VocabularySettings(BaseModel):
@@ -215,33 +176,31 @@ class DataSettings(BaseModel):
     name: Literal["cifar10", "cifar100", "imagenet"] | None = None
     """The data set of torchvision (kind torchvision)."""
     head: Literal["ssdlite", "retinanet", "fcos"] | None = Field(
-        default_factory=lambda known: "ssdlite" if known.get("kind") in BOXED else None
+        default_factory=_by_kind(lambda kind: "ssdlite" if kind in BOXED else None)
     )
     """The head of detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
-    metric: Metric = Field(default_factory=lambda known: METRICS[_problem_of(known.get("kind"))][0])
+    metric: Metric = Field(default_factory=_by_kind(lambda kind: METRICS[_of(kind).problem][0]))
     """The score that a run optimises and reports, called "accuracy" everywhere. `accuracy` (top-1) and `macro_f1`: for samples
     with one class each; `mean_iou`: for masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): for boxes;
     `psnr`: for restored images; `word_accuracy`: for texts with a class for each word.
     """
-    images: int = Field(default_factory=lambda known: DRAWN.get(known.get("kind"), 20_000), ge=1)
-    """Number of drawn images, or synthesised signals, in all splits together (`DRAWN` and the kinds of glyphs)."""
+    images: int = Field(default_factory=_by_kind(lambda kind: _of(kind).images), ge=1)
+    """Number of drawn images, or synthesised signals, in all splits together (kinds without files)."""
     classes: int | None = Field(default=None, ge=2)
     """Number of characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes), or 4
     (seen_and_felt).
     """
-    clip_s: float | None = Field(default_factory=lambda known: CLIPS_S.get(known.get("kind")), gt=0.05, le=3600)
+    clip_s: float | None = Field(default_factory=_by_kind(lambda kind: CLIPS_S.get(kind or "")), gt=0.05, le=3600)
     """Length of the signal in an image, in seconds (kinds sounds, wavfolder, motion and series), or beside it (seen_and_felt,
     and sounds of kind table).
     """
     vocabulary: VocabularySettings | None = Field(
-        default_factory=lambda known: VocabularySettings() if known.get("kind") in WORDED else None
+        default_factory=_by_kind(lambda kind: VocabularySettings() if kind in WORDED else None)
     )
     """The words that networks know (kinds of texts, and texts of kind table)."""
-    words: int | None = Field(default_factory=lambda known: WORDS.get(known.get("kind")), ge=1, le=1024)
+    words: int | None = Field(default_factory=_by_kind(lambda kind: 32 if kind == "table" else None), ge=1, le=1024)
     """Words of a text beside other inputs (kind table), for all SubNets; longer texts are cut."""
-    fields: TextFields | None = Field(
-        default_factory=lambda known: TextFields() if known.get("kind") in IN_LINES else None
-    )
+    fields: TextFields | None = Field(default_factory=_by_kind(lambda kind: TextFields() if kind in IN_LINES else None))
     """Names of the fields of a line (kinds jsonl and tagged_jsonl)."""
     inputs: dict[ArgumentName, TableInput] | None = None
     """The inputs of a sample by the names of the network's arguments, in their order (kind table): `image` or `sound`, whose
@@ -250,17 +209,15 @@ class DataSettings(BaseModel):
     """
     targets: tuple[ArgumentName, ...] | None = None
     """Columns with a class each (kind table), all answered by networks; null: only the column `label`."""
-    resolution: int = Field(
-        default_factory=lambda known: RESOLUTIONS.get(known.get("kind"), 32), ge=LEAST_SIDE, le=MOST_SIDE
-    )
+    resolution: int = Field(default_factory=_by_kind(lambda kind: _of(kind).resolution), ge=LEAST_SIDE, le=MOST_SIDE)
     """Height and width in pixels, with a default by kind; every smaller resolution is scaled down from this one. For texts: the
     number of words; longer ones are cut, and SubNets of smaller lengths take the first words.
     """
     upscale: int = Field(
-        default_factory=lambda known: 2 if known.get("kind") == "small_glyphs" else 1, ge=1, le=MOST_UPSCALE
+        default_factory=_by_kind(lambda kind: 2 if kind == "small_glyphs" else 1), ge=1, le=MOST_UPSCALE
     )
     """Factor by which targets are higher and wider than images (kinds small_glyphs and pairs)."""
-    channels: Literal[1, 3] = Field(default_factory=lambda known: 1 if known.get("kind") in (*SOUNDED, *WRITTEN) else 3)
+    channels: Literal[1, 3] = Field(default_factory=_by_kind(lambda kind: 1 if kind in (*SOUNDED, *WRITTEN) else 3))
     validation_share: float = Field(default=1 / 6, gt=0, lt=0.5)
     """Share of the training images held out for validation if there is no validation split."""
     test_share: float = Field(default=1 / 6, gt=0, lt=0.5)
@@ -274,7 +231,7 @@ class DataSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "DataSettings":
-        if self.kind not in WITHOUT_FILES and self.path is None:
+        if _of(self.kind).has_files and self.path is None:
             raise ValueError(f"data.kind={self.kind} needs data.path=FOLDER")
         if self.kind == "torchvision" and self.name is None:
             raise ValueError("data.kind=torchvision needs data.name=cifar10, cifar100 or imagenet")
@@ -295,16 +252,14 @@ class DataSettings(BaseModel):
         self._check_inputs()
         self._check_targets()
         self._check_upscale()
-        if self.kind == "motion" and self.channels != 3:
-            raise ValueError(
-                f"data.channels={self.channels} with data.kind=motion; allowed: 3, an accelerometer's axes"
-            )
-        if self.kind in SOUNDED and self.channels != 1:
-            raise ValueError(
-                f"data.channels={self.channels} with data.kind={self.kind}; allowed: 1, spectrograms are grey"
-            )
-        if self.kind in WRITTEN and self.channels != 1:
-            raise ValueError(f"data.channels={self.channels} with data.kind={self.kind}; allowed: 1, texts have none")
+        for kinds, channels, why in (
+            (("motion",), 3, "an accelerometer's axes"),
+            (SOUNDED, 1, "spectrograms are grey"),
+            (WRITTEN, 1, "texts have none"),
+        ):
+            if self.kind in kinds and self.channels != channels:
+                got = f"data.channels={self.channels} with data.kind={self.kind}"
+                raise ValueError(f"{got}; allowed: {channels}, {why}")
         if any(value <= 0 for value in self.deviation):
             raise ValueError("data.deviation must be positive")
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
@@ -373,7 +328,7 @@ class DataSettings(BaseModel):
     @property
     def _problem(self) -> str:
         """The kind of the learning problem; with boxes, the detector's head completes it."""
-        return _problem_of(self.kind) if self.targets is None else "several_classes"
+        return _of(self.kind).problem if self.targets is None else "several_classes"
 
     def per_channel(self, values: tuple[float, ...], channels: int | None = None) -> tuple[float, ...]:
         """`values` for each channel of the network's input, or for `channels`: repeated for RGB, averaged for grey."""

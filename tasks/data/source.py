@@ -1,4 +1,4 @@
-"""The protocol of all kinds of data (labels at once, images on demand), stratified splits, and batches of samples.
+"""The base of all kinds of data (labels at once, images on demand), stratified splits, and batches of samples.
 
 Splits are drawn as by scikit-learn's `train_test_split`; importing it takes more than a second in each rank. Samples
 have one input or several.
@@ -11,24 +11,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union, overload
+from typing import Any, Literal, NamedTuple, TypeVar, Union, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.samples.inputs import NumbersPreparation, Spectrogram, TextPreparation, Vocabulary, packed
-from importing import Later
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
-from tasks.data.settings import WITHOUT_FILES, DataSettings
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Later("torch")
-
+from tasks.data.settings import KINDS, DataSettings
+from tasks.data.torch_later import torch
 
 _Integers = NDArray[np.int64]
 FEWEST = 12
@@ -173,28 +168,46 @@ class Scaling(NamedTuple):
     inputs: Mapping[str, OtherInput | None] | None = None
 
 
-class Source(Protocol):
-    """All images of one kind of data; a split is a set of indices into it."""
+UNSCALED = Scaling("none", "none")
+"""Images that come in the base resolution."""
+Splits = dict[str, np.ndarray]
+"""The indices of the samples of each split."""
+
+
+class Source(ABC):
+    """All samples of one kind of data; a split is a set of indices into it.
+
+    labels: (N,) int64, the class of every sample. has_classes: whether each split needs all classes; else the source checks its
+    splits itself. given: the splits that the data have; None: all samples are for training. scaling: of images without `draws`.
+    notes: warnings for the user about the data, one line each.
+    """
 
     labels: np.ndarray
-    """(N,) int64 class of every image."""
     class_names: tuple[str, ...]
-    scaling: Scaling
-    """The scaling of images without `draws`."""
-    notes: tuple[str, ...]
-    """Warnings for the user about the data, one line each."""
+    has_classes: bool = True
+    given: Splits | None = None
+    scaling: Scaling = UNSCALED
+    notes: tuple[str, ...] = ()
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""
-        ...
+        return rng.permutation(indices)
 
+    @abstractmethod
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """x_BCHW float32 in [0, 1] at the base resolution; augmented by `draws` (B, DRAWS) in [0, 1).
 
         For texts: numbers of words (B, T) int64. For samples with several inputs: such images and texts, and numbers (B, …)
         unscaled.
         """
-        ...
+
+    def labelled(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[Inputs, torch.Tensor]:
+        """Samples and their classes (B,)."""
+        return self.images(indices, draws), torch.from_numpy(self.labels[indices])
+
+    def splits(self, settings: DataSettings) -> Splits:
+        """All splits; missing ones are shares of the training samples. UserError: a class has too few samples."""
+        return complete_splits(dict(self.given or {"train": np.arange(len(self.labels))}), self, settings)
 
 
 def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
@@ -250,14 +263,38 @@ def named_file(where: str, row: int, column: str, name: str | None, folder: Path
     return folder / name
 
 
+Item = TypeVar("Item")
+
+
+def consecutive(counts: Mapping[str, int]) -> Splits:
+    """The indices of samples that follow each other split by split. counts: of the samples of each split."""
+    ends = np.cumsum(list(counts.values()))
+    return dict(zip(counts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
+
+
+def numbered(parts: Mapping[str, Sequence[Item]]) -> tuple[list[Item], Splits]:
+    """The items of all splits in one list, and their indices by split."""
+    items = [item for part in parts.values() for item in part]
+    return items, consecutive({split: len(part) for split, part in parts.items()})
+
+
+def files_of_splits(settings: DataSettings, suffixes: Sequence[str], called: str) -> dict[str, list[Path]]:
+    """The files directly in the folder of each split, sorted. UserError: none has one of the suffixes. called: the files."""
+    found = {}
+    for split, folder in split_folders(settings).items():
+        found[split] = sorted(file for file in folder.iterdir() if file.suffix in suffixes)
+        if not found[split]:
+            allowed = f"*{{{','.join(suffixes)}}}" if len(suffixes) > 1 else f"*{suffixes[0]}"
+            raise UserError(f"data folder '{folder}'", f"no {called}", allowed=allowed)
+    return found
+
+
 def check_folder(settings: DataSettings) -> None:
     """UserError: the data folder does not exist, is empty, or lacks folders of classes if the kind needs them."""
     root, another = settings.path, "choose another with data.path=FOLDER"
-    if root is None or settings.kind in WITHOUT_FILES or (settings.kind == "parquet" and root.is_file()):
+    if root is None or not KINDS[settings.kind].has_files or (settings.kind == "parquet" and root.is_file()):
         return
-    if not root.is_dir():
-        got = "is no folder" if root.exists() else "does not exist"
-        raise UserError(f"data folder '{root}'", got, next_step=another)
+    require_folder(root)
     if not os.access(root, os.R_OK | os.X_OK):
         raise UserError(f"data folder '{root}'", "cannot be read (Permission denied)", next_step=another)
     if not any(root.iterdir()):
@@ -311,7 +348,7 @@ def _of_classes(source: Source, labels: np.ndarray) -> str:
     return f"of {len(names)} classes, {counts[smallest]} of the smallest, {names[smallest]}"
 
 
-def complete_splits(splits: dict[str, np.ndarray], source: Source, settings: DataSettings) -> dict[str, np.ndarray]:
+def complete_splits(splits: Splits, source: Source, settings: DataSettings) -> Splits:
     """Give validation and test, if missing, their shares of the training images."""
     total = len(splits["train"])
     for name, share in (("test", settings.test_share), ("validation", settings.validation_share)):

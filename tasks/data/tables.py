@@ -6,7 +6,7 @@ text, A targets.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,16 @@ from tasks.base.errors import UserError, shortened
 from tasks.data.images import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.sounds import WavClips
-from tasks.data.source import Inputs, OtherInput, check_labels, complete_splits, named_file, split_folders
+from tasks.data.source import (
+    Inputs,
+    OtherInput,
+    Source,
+    Splits,
+    check_labels,
+    files_of_splits,
+    named_file,
+    numbered,
+)
 from tasks.data.texts import augmented, text_preparation, told_longer, vocabulary_of
 
 LABEL = "label"
@@ -47,20 +56,29 @@ class _Table:
     rows: int
 
 
-class TableSamples:
-    """All rows of all tables: texts and numbers in memory, files decoded on demand. Call `learn` once before use.
+class TableSamples(Source):
+    """All rows of all tables: texts and numbers in memory, files decoded on demand. Call `splits` once before use.
 
     classes: their names by target. targets (R, A): the class of each target. heads: numbers of classes. `labels` are those of
     the first target.
     """
 
-    notes: tuple[str, ...] = ()
+    has_classes = False
 
-    def __init__(self, settings: DataSettings, tables: Sequence[_Table]) -> None:
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: no tables, or an invalid row, with its file and number."""
         assert settings.inputs is not None
+        files = files_of_splits(settings, SUFFIXES, "tables of samples")
+        by_split = {split: [_read(file, settings) for file in own] for split, own in files.items()}
+        tables = [table for own in by_split.values() for table in own]
         self._settings, self._inputs = settings, settings.inputs
         self._decoder = Decoder(settings)
-        self._places = [(table.file, row) for table in tables for row in range(table.rows)]
+        self._places, self.given = numbered(
+            {
+                split: [(table.file, row) for table in own for row in range(table.rows)]
+                for split, own in by_split.items()
+            }
+        )
         self._files = {name: np.concatenate([table.files[name] for table in tables]) for name in tables[0].files}
         self._texts = {name: [text for table in tables for text in table.texts[name]] for name in tables[0].texts}
         self._numbers = {name: np.concatenate([table.numbers[name] for table in tables]) for name in tables[0].numbers}
@@ -74,11 +92,26 @@ class TableSamples:
         self.class_names = _named(self.classes)
         self.scaling = SCALING
 
-    def learn(self, train: np.ndarray) -> None:
-        """Compute mean and deviation of all numbers, and the vocabulary of all texts, from the training samples.
+    def splits(self, settings: DataSettings) -> Splits:
+        """All splits. UserError: a target has a single class, or a split lacks one, or no word occurs often enough."""
+        for target, names in self.classes.items():
+            if len(names) < 2:
+                of_target = f" of '{target}'" if settings.targets else ""
+                got = f"{len(names)} class{of_target}"
+                raise UserError(f"data folder '{settings.path}'", got, allowed="two or more")
+        self._check(self.given or {}, settings)
+        splits = super().splits(settings)
+        self._check(splits, settings)
+        self._learn(splits["train"])
+        return splits
 
-        UserError: no word occurs often enough.
-        """
+    def _check(self, splits: Splits, settings: DataSettings) -> None:
+        """UserError for a split that lacks a class of a target."""
+        for number, names in enumerate(self.classes.values()):
+            check_labels(self.targets[:, number], names, splits, settings)
+
+    def _learn(self, train: np.ndarray) -> None:
+        """Compute mean and deviation of all numbers, and the vocabulary of all texts, from the training samples."""
         if self._settings.has_one_image:
             return
         length = self._settings.words
@@ -102,10 +135,6 @@ class TableSamples:
                 found[name] = _numbers_preparation(wanted, self._numbers[name][train])
         self.scaling = SCALING._replace(inputs=found, vocabulary=vocabulary)
 
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since each image is its own file."""
-        return rng.permutation(indices)
-
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
         """Images (B, C, H, W), spectrograms of sounds (B, 1, H, W), texts (B, T) and numbers (B, V).
 
@@ -114,6 +143,10 @@ class TableSamples:
         """
         found = tuple(self._input(name, wanted, indices, draws) for name, wanted in self._inputs.items())
         return found[0] if self._settings.has_one_image else found
+
+    def several(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[Inputs, torch.Tensor]:
+        """Samples and the class of each target (B, A)."""
+        return self.images(indices, draws), torch.from_numpy(self.targets[indices])
 
     def _input(self, name: str, wanted: TableInput, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         if wanted == "image":
@@ -162,37 +195,6 @@ def _numbers_preparation(names: tuple[str, ...], values_RV: NDArray[np.float64])
         mean=tuple(values_RV.mean(0).tolist()),
         deviation=tuple(np.where(deviation_V > 0, deviation_V, 1.0).tolist()),
     )
-
-
-def open_table(settings: DataSettings) -> tuple[TableSamples, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: no tables, or an invalid row, with its file and number."""
-    tables: list[_Table] = []
-    splits: dict[str, np.ndarray] = {}
-    rows = 0
-    for split, folder in split_folders(settings).items():
-        files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
-        if not files:
-            raise UserError(f"data folder '{folder}'", "no tables of samples", allowed=f"*{{{','.join(SUFFIXES)}}}")
-        found = [_read(file, settings) for file in files]
-        count = sum(table.rows for table in found)
-        splits[split], rows = np.arange(rows, rows + count), rows + count
-        tables += found
-    source = TableSamples(settings, tables)
-    for target, names in source.classes.items():
-        if len(names) < 2:
-            of_target = f" of '{target}'" if settings.targets else ""
-            raise UserError(f"data folder '{settings.path}'", f"{len(names)} class{of_target}", allowed="two or more")
-    _check(source, splits, settings)
-    splits = complete_splits(splits, source, settings)
-    _check(source, splits, settings)
-    source.learn(splits["train"])
-    return source, splits
-
-
-def _check(source: TableSamples, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
-    """UserError for a split that lacks a class of a target."""
-    for number, names in enumerate(source.classes.values()):
-        check_labels(source.targets[:, number], names, splits, settings)
 
 
 def _read(file: Path, settings: DataSettings) -> _Table:

@@ -37,7 +37,16 @@ from tasks.base.errors import UserError, shortened
 from tasks.data.drawn.variation import uniforms
 from tasks.data.problems.tagging import IGNORED
 from tasks.data.settings import DataSettings, TextFields
-from tasks.data.source import Scaling, check_classes, complete_splits, first_of, split_folders, unreadable
+from tasks.data.source import (
+    UNSCALED,
+    Source,
+    Splits,
+    check_classes,
+    files_of_splits,
+    first_of,
+    numbered,
+    unreadable,
+)
 
 RULES: dict[str, tuple[str, ...]] = {
     "PRAISE": ("OPENING GOOD AND GOOD END", "OPENING GOOD , BECAUSE GOOD END"),
@@ -122,10 +131,8 @@ WORD_DROPOUT = 0.02
 DRAW_LEVELS = 1 << 24
 
 
-class TextSource:
-    """All texts, as the first `settings.resolution` words of each. `scaling` has the vocabulary."""
-
-    notes: tuple[str, ...] = ()
+class TextSource(Source):
+    """All texts, as the first `settings.resolution` words of each. Once `splits` is called, `scaling` has the vocabulary."""
 
     def __init__(
         self, settings: DataSettings, texts: Sequence[str], labels: np.ndarray, class_names: Sequence[str]
@@ -133,19 +140,15 @@ class TextSource:
         """labels: (N,) int64."""
         self.texts, self.labels, self.class_names = tuple(texts), labels, tuple(class_names)
         self._length = settings.resolution
-        self.scaling = Scaling("none", "none")
 
-    def learn_words(self, indices: np.ndarray, settings: DataSettings) -> None:
-        """Make the vocabulary from the texts of the training split. UserError: no word occurs often enough."""
-        assert settings.vocabulary is not None
-        self.vocabulary = vocabulary_of([self.texts[index] for index in indices], settings)
-        self.scaling = Scaling("none", "none", vocabulary=self.vocabulary)
+    def splits(self, settings: DataSettings) -> Splits:
+        """All splits; the vocabulary is of the training texts. UserError: no word occurs often enough."""
+        splits = super().splits(settings)
+        self.vocabulary = vocabulary_of([self.texts[index] for index in splits["train"]], settings)
+        self.scaling = UNSCALED._replace(vocabulary=self.vocabulary)
         self._tokens_NT = self.vocabulary.tokens(self.texts, self._length)
         self.notes = told_longer(self.texts, self._length)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since everything is in memory."""
-        return rng.permutation(indices)
+        return splits
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Numbers of words (B, T) int64; `draws` (B, D) decide which words are left out."""
@@ -216,8 +219,8 @@ Tagged = tuple[str, tuple[str, ...]]
 """A text, and the class of each of its words."""
 
 
-def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: no files, too large ones, or a broken line, with its file and number."""
+def labelled_lines(settings: DataSettings) -> TextSource:
+    """Texts of files. UserError: no files, too large ones, or a broken line, with its file and number."""
     rows, splits = _read(settings, _row, "text or whole number")
     names = _names({row.label for row in rows})
     if len(names) < 2:
@@ -225,54 +228,29 @@ def open_jsonl(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray
     numbers = {name: number for number, name in enumerate(names)}
     labels = np.array([numbers[str(row.label)] for row in rows], dtype=np.int64)
     source = TextSource(settings, [row.text for row in rows], labels, names)
+    source.given = splits
     check_classes(source, splits, settings)
-    splits = complete_splits(splits, source, settings)
-    source.learn_words(splits["train"], settings)
-    return source, splits
+    return source
 
 
-def tagged_rows(settings: DataSettings) -> tuple[list[Tagged], dict[str, np.ndarray]]:
-    """All texts with the classes of their words, and the texts of each split that has its own folder.
-
-    UserError as `open_jsonl`.
-    """
-    return _read(settings, _tagged_row, "one name for each word")
-
-
-def _read(
-    settings: DataSettings, read: Callable[[str, TextFields], Read], allowed: str
-) -> tuple[list[Read], dict[str, np.ndarray]]:
+def _read(settings: DataSettings, read: Callable[[str, TextFields], Read], allowed: str) -> tuple[list[Read], Splits]:
     """All lines, and the lines of each split that has its own folder. allowed: the form of a text's label."""
-    assert settings.fields is not None
-    rows: list[Read] = []
-    splits: dict[str, np.ndarray] = {}
-    for split, files in _files(settings).items():
-        found = [row for file in files for row in _rows(file, settings.fields, read, allowed)]
-        splits[split] = np.arange(len(rows), len(rows) + len(found))
-        rows += found
-    return rows, splits
+    fields = settings.fields
+    assert fields is not None
+    files = files_of_splits(settings, (SUFFIX,), "files of texts")
+    total = sum(_bytes(file) for own in files.values() for file in own)
+    if total > MOST_FILE_BYTES:
+        got, most = f"{total / 2**30:.1f} GiB of texts", f"{MOST_FILE_BYTES >> 30} GiB"
+        raise UserError(f"data folder '{settings.path}'", got, allowed=most, next_step="give fewer")
+    return numbered(
+        {split: [row for file in own for row in _rows(file, fields, read, allowed)] for split, own in files.items()}
+    )
 
 
 def _names(labels: set[str | int]) -> list[str]:
     """Names of the classes: sorted as whole numbers if all labels are whole numbers, else alphabetically."""
     whole = sorted(label for label in labels if isinstance(label, int))
     return list(map(str, whole)) if len(whole) == len(labels) else sorted(set(map(str, labels)))
-
-
-def _files(settings: DataSettings) -> dict[str, list[Path]]:
-    """The files of each split that has its own folder."""
-    found: dict[str, list[Path]] = {}
-    for split, folder in split_folders(settings).items():
-        found[split] = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX)
-        if not found[split]:
-            raise UserError(f"data folder '{folder}'", "no files of texts", allowed=f"*{SUFFIX}")
-    total = sum(_bytes(file) for files in found.values() for file in files)
-    if total > MOST_FILE_BYTES:
-        got = f"{total / 2**30:.1f} GiB of texts"
-        raise UserError(
-            f"data folder '{settings.path}'", got, allowed=f"{MOST_FILE_BYTES >> 30} GiB", next_step="give fewer"
-        )
-    return found
 
 
 def _bytes(file: Path) -> int:
@@ -361,24 +339,31 @@ def _fields(line: str, fields: TextFields) -> tuple[str, Any]:
     return text, label
 
 
-def open_sentences(settings: DataSettings) -> tuple[TextSource, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. UserError: too few sentences, or too many classes."""
+def sentences(settings: DataSettings) -> TextSource:
+    """Sentences of the grammar; the classes take turns. UserError: too many classes."""
     if settings.classes is not None and settings.classes > len(CLASSES):
         got = f"there are {len(CLASSES)} kinds of {settings.kind}, not {settings.classes}"
         raise UserError("data.classes", got, next_step="ask for fewer")
     names = CLASSES[: settings.classes]
-    labels = np.arange(settings.images, dtype=np.int64) % len(names)
-    texts = [
-        sentence(names[label], np.random.default_rng((settings.seed, number))) for number, label in enumerate(labels)
+    rows, labels = _derived_texts(settings, names)
+    return TextSource(settings, [" ".join(words) for words, _ in rows], labels, names)
+
+
+def _derived_texts(
+    settings: DataSettings, names: Sequence[str]
+) -> tuple[list[tuple[list[str], list[str]]], np.ndarray]:
+    """The words and tags of `settings.images` sentences, and their classes, which take turns."""
+    rows = [
+        tagged_sentence(names[number % len(names)], np.random.default_rng((settings.seed, number)))
+        for number in range(settings.images)
     ]
-    source = TextSource(settings, texts, labels, names)
-    splits = complete_splits({"train": np.arange(settings.images)}, source, settings)
-    source.learn_words(splits["train"], settings)
-    return source, splits
+    return rows, np.arange(settings.images, dtype=np.int64) % len(names)
 
 
 class TaggedTexts(TextSource):
     """Texts whose words have classes, named by `class_names`; the base class holds the texts."""
+
+    has_classes = False
 
     def __init__(
         self,
@@ -398,45 +383,33 @@ class TaggedTexts(TextSource):
 
     def tagged(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of words and their classes (B, T) int64; `draws` (B, D) decide which words are left out."""
-        return augmented(self._tokens_NT[indices], draws), torch.from_numpy(self.tags_NT[indices])
+        return self.images(indices, draws), torch.from_numpy(self.tags_NT[indices])
+
+    def splits(self, settings: DataSettings) -> Splits:
+        """All splits. UserError: a split has no word of a class."""
+        splits, names = super().splits(settings), self.class_names
+        for name, indices in splits.items():
+            own = self.tags_NT[indices]
+            counts = np.bincount(own[own != IGNORED], minlength=len(names))
+            if missing := [names[number] for number in np.flatnonzero(counts == 0).tolist()]:
+                got = f"no word of {len(missing)} of {len(names)} classes in {name}: {first_of(missing)}"
+                raise UserError(f"data '{settings.path or settings.kind}'", got, next_step="add texts with each class")
+        return splits
 
 
-def open_tagged_sentences(settings: DataSettings) -> tuple[TaggedTexts, dict[str, np.ndarray]]:
-    """The source and its splits, by shares; kinds of sentences take turns. UserError: too few sentences."""
-    labels = np.arange(settings.images, dtype=np.int64) % len(CLASSES)
-    rows = [
-        tagged_sentence(CLASSES[label], np.random.default_rng((settings.seed, number)))
-        for number, label in enumerate(labels)
-    ]
-    texts, tags = [" ".join(words) for words, _ in rows], [own for _, own in rows]
-    return _opened(settings, texts, labels, tags, TAGS, {"train": np.arange(settings.images)})
+def tagged_sentences(settings: DataSettings) -> TaggedTexts:
+    """Sentences of the grammar with the class of each word."""
+    rows, labels = _derived_texts(settings, CLASSES)
+    return TaggedTexts(settings, [" ".join(words) for words, _ in rows], labels, [own for _, own in rows], TAGS)
 
 
-def open_tagged_jsonl(settings: DataSettings) -> tuple[TaggedTexts, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: no files, too large ones, or a broken line, with its file and number."""
-    rows, splits = tagged_rows(settings)
+def tagged_lines(settings: DataSettings) -> TaggedTexts:
+    """Texts of files with the class of each word. UserError: as `labelled_lines`."""
+    rows, splits = _read(settings, _tagged_row, "one name for each word")
     tags = [own for _, own in rows]
     names = sorted({tag for own in tags for tag in own})
     if len(names) < 2:
         raise UserError(f"data folder '{settings.path}'", f"{len(names)} class of words", allowed="two or more")
-    return _opened(settings, [text for text, _ in rows], np.zeros(len(rows), np.int64), tags, names, splits)
-
-
-def _opened(
-    settings: DataSettings,
-    texts: Sequence[str],
-    labels: np.ndarray,
-    tags: Sequence[Sequence[str]],
-    names: Sequence[str],
-    splits: dict[str, np.ndarray],
-) -> tuple[TaggedTexts, dict[str, np.ndarray]]:
-    source = TaggedTexts(settings, texts, labels, tags, names)
-    splits = complete_splits(splits, source, settings)
-    for name, indices in splits.items():
-        own = source.tags_NT[indices]
-        counts = np.bincount(own[own != IGNORED], minlength=len(names))
-        if missing := [names[number] for number in np.flatnonzero(counts == 0).tolist()]:
-            got = f"no word of {len(missing)} of {len(names)} classes in {name}: {first_of(missing)}"
-            raise UserError(f"data '{settings.path or settings.kind}'", got, next_step="add texts with each class")
-    source.learn_words(splits["train"], settings)
-    return source, splits
+    source = TaggedTexts(settings, [text for text, _ in rows], np.zeros(len(rows), np.int64), tags, names)
+    source.given = splits
+    return source

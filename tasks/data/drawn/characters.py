@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from tasks.data.drawn.variation import Grain, Numbers, Placing, centres, outer_sum, per_image, placed, rows
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling
+from tasks.data.source import Source
 
 FONTS = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -153,11 +153,8 @@ MOST_PIXELS = 128
 """Largest side of a mask."""
 
 
-class CharacterImages:
+class CharacterImages(Source):
     """Masks of some characters, textures and noise in memory; subclasses draw the images."""
-
-    scaling = Scaling("none", "none")
-    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, characters: str, class_names: tuple[str, ...]) -> None:
         self.class_names = class_names
@@ -169,10 +166,6 @@ class CharacterImages:
         self._ground = Ground(rng, self._size)
         self._grain = Grain(rng, self._channels, self._size)
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="draw")
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since every image is drawn on its own."""
-        return rng.permutation(indices)
 
     def _in_pieces(self, draw: Callable[..., None], indices_B: np.ndarray, *of_each: np.ndarray | torch.Tensor) -> None:
         """Call `draw` with `PIECE` images at a time: their indices, and their rows of each array and tensor."""

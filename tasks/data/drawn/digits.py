@@ -18,7 +18,7 @@ from torch.nn import functional
 from tasks.data.drawn.variation import Grain, Numbers, Placing, per_image, placed
 from tasks.data.images import DRAWS, jitter
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling, complete_splits
+from tasks.data.source import Scaling, Source, Splits, complete_splits
 
 FILE = "sklearn/datasets/data/digits.csv.gz"
 """File of scikit-learn, whose import takes more than a second: for each image a line of 64 pixels from 0 to 16 and the
@@ -27,11 +27,10 @@ label.
 CLASSES = 10
 
 
-class Digits:
+class Digits(Source):
     """All digits in memory, scaled up once to the base resolution (bicubic)."""
 
     scaling = Scaling("none", "bicubic, antialiased")
-    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         table = np.loadtxt(str(distribution("scikit-learn").locate_file(FILE)), np.float32, delimiter=",")
@@ -43,10 +42,6 @@ class Digits:
         self._pixels_N1HW = scaled.clamp_(0, 1)
         self._channels = settings.channels
 
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since all images are in memory."""
-        return rng.permutation(indices)
-
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Grey images, repeated over the channels of the network."""
         x_B1HW = self._pixels_N1HW[torch.from_numpy(indices)]
@@ -55,22 +50,12 @@ class Digits:
         return x_B1HW.repeat(1, self._channels, 1, 1)
 
 
-def open_digits(settings: DataSettings) -> tuple[Digits, dict[str, np.ndarray]]:
-    """The source and its splits (1,197 / 300 / 300 by default)."""
-    source = Digits(settings)
-    splits = {"train": np.arange(len(source.labels))}
-    return source, complete_splits(splits, source, settings)
-
-
 NOISE = 0.1
 """Standard deviation of the noise."""
 
 
-class NoisyDigits:
+class NoisyDigits(Source):
     """All digits in memory; images are drawn from them."""
-
-    scaling = Scaling("none", "none")
-    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings) -> None:
         digits = Digits(settings.model_copy(update={"channels": 1}))
@@ -80,10 +65,6 @@ class NoisyDigits:
         self._digits = digits
         self._seed, self._size, self._channels = settings.seed, settings.resolution, settings.channels
         self._grain = Grain(np.random.default_rng(settings.seed), self._channels, self._size)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since every image is drawn on its own."""
-        return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Drawn images; `draws` turn, scale and place them, and change the noise."""
@@ -105,12 +86,10 @@ class NoisyDigits:
         x_B1HW = per_image(dark) + per_image(contrast) * ink_B1HW
         return torch.add(x_B1HW, self._grain.stretches(start), alpha=NOISE).clamp_(0, 1)
 
-
-def open_noisy_digits(settings: DataSettings) -> tuple[NoisyDigits, dict[str, np.ndarray]]:
-    """The source and its splits, by shares of the digits. UserError: too few images to have each class in all splits."""
-    source = NoisyDigits(settings)
-    digits = {"train": np.arange(min(settings.images, source.different))}
-    held_out = complete_splits(digits, source, settings)
-    image = np.arange(settings.images)
-    splits = {name: image[np.isin(image % source.different, own)] for name, own in held_out.items()}
-    return source, splits | {"train": held_out["train"]}
+    def splits(self, settings: DataSettings) -> Splits:
+        """One image of each training digit, and all images of the others; by shares of the digits."""
+        digits = {"train": np.arange(min(settings.images, self.different))}
+        held_out = complete_splits(digits, self, settings)
+        image = np.arange(settings.images)
+        splits = {name: image[np.isin(image % self.different, own)] for name, own in held_out.items()}
+        return splits | {"train": held_out["train"]}

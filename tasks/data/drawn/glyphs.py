@@ -31,7 +31,7 @@ from tasks.data.problems.detection import COLUMNS, packed
 from tasks.data.problems.restoration import CHANNELS
 from tasks.data.problems.segmentation import moved
 from tasks.data.settings import DataSettings
-from tasks.data.source import complete_splits
+from tasks.data.source import Source, Splits
 
 BACKGROUND = "background"
 CHARACTERS = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"
@@ -166,12 +166,6 @@ def _placing(numbers: Numbers) -> Placing:
     )
 
 
-def open_scenes(settings: DataSettings) -> tuple[GlyphScenes, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. UserError: too few images to have each class in all splits."""
-    source = GlyphScenes(settings)
-    return source, complete_splits({"train": np.arange(settings.images)}, source, settings)
-
-
 FAINT_NOISE, NOISE = (0.02, 0.12), (0.1, 0.3)
 """Least and largest deviation of an image's noise: for images to be classified, and for noise to be removed."""
 
@@ -187,11 +181,6 @@ class Glyphs(CharacterImages):
         """Drawn images; `draws` turn, scale and move the character a little and change the noise."""
         (x_BCHW,) = self._drawn(self._draw, indices, draws)
         return x_BCHW
-
-    def clean(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """The same images without noise."""
-        (clean_BCHW,) = self._drawn(self._draw_clean, indices, draws)
-        return clean_BCHW
 
     def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The same images with more noise, and without any."""
@@ -210,9 +199,6 @@ class Glyphs(CharacterImages):
     def _draw(self, indices_B: np.ndarray, nudges_BD: np.ndarray, out_BCHW: torch.Tensor) -> None:
         x_BCHW, grain_BCHW, deviation = self._painted(indices_B, nudges_BD, FAINT_NOISE)
         torch.clamp(x_BCHW.addcmul_(grain_BCHW, deviation), 0, 1, out=out_BCHW)
-
-    def _draw_clean(self, indices_B: np.ndarray, nudges_BD: np.ndarray, out_BCHW: torch.Tensor) -> None:
-        torch.clamp(self._painted(indices_B, nudges_BD, NOISE)[0], 0, 1, out=out_BCHW)
 
     def _draw_pair(
         self, indices_B: np.ndarray, nudges_BD: np.ndarray, noisy_BCHW: torch.Tensor, clean_BCHW: torch.Tensor
@@ -284,55 +270,28 @@ def _characters(classes: int | None) -> str:
     return characters[:classes]
 
 
-def open_glyphs(settings: DataSettings) -> tuple[Glyphs, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. UserError: too few images to have each class in all splits."""
-    source = Glyphs(settings)
-    return source, complete_splits({"train": np.arange(settings.images)}, source, settings)
+class GlyphPairs(Source):
+    """Images and their targets: with and without noise, or small and large, whose small pixels are means of large ones.
 
+    Each split has the same characters. `class_names` are those of the output channels of networks.
+    """
 
-DrawPairs = Callable[[np.ndarray, np.ndarray | None], tuple[torch.Tensor, torch.Tensor]]
-"""Function from indices and draws to images and targets, (B, C, H, W) in [0, 1]; draws move the character and change the
-noise.
-"""
-Opened = tuple["GlyphPairs", dict[str, np.ndarray]]
+    has_classes = False
 
+    def __init__(self, settings: DataSettings) -> None:
+        self._upscale = settings.upscale
+        self._glyphs = Glyphs(settings.model_copy(update={"resolution": settings.upscale * settings.resolution}))
+        self.labels, self.class_names = self._glyphs.labels, CHANNELS[settings.channels]
 
-class GlyphPairs:
-    """Pairs of images; each split has the same characters. `class_names` are those of the output channels of networks."""
-
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, settings: DataSettings, glyphs: Glyphs, pairs: DrawPairs) -> None:
-        self.labels, self.scaling = glyphs.labels, glyphs.scaling
-        self.class_names = CHANNELS[settings.channels]
-        self.pairs = pairs
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since every image is drawn on its own."""
-        return rng.permutation(indices)
+    def pairs(self, indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and targets, (B, C, H, W) in [0, 1]; draws move the character and change the noise."""
+        noisy_BCHW, clean_BCHW = self._glyphs.pairs(indices, draws)
+        return noisy_BCHW if self._upscale == 1 else functional.avg_pool2d(clean_BCHW, self._upscale), clean_BCHW
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Images without their targets."""
         return self.pairs(indices, draws)[0]
 
-
-def open_noisy_glyphs(settings: DataSettings) -> Opened:
-    """Images with and without noise; splits by shares. UserError: too few images to have each character in all splits."""
-    glyphs = Glyphs(settings)
-    return _opened(settings, glyphs, glyphs.pairs)
-
-
-def open_small_glyphs(settings: DataSettings) -> Opened:
-    """Images whose pixels are means of squares of their targets; splits by shares. UserError: as `open_noisy_glyphs`."""
-    glyphs = Glyphs(settings.model_copy(update={"resolution": settings.upscale * settings.resolution}))
-
-    def pairs(indices: np.ndarray, draws: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
-        large_BCHW = glyphs.clean(indices, draws)
-        return functional.avg_pool2d(large_BCHW, settings.upscale), large_BCHW
-
-    return _opened(settings, glyphs, pairs)
-
-
-def _opened(settings: DataSettings, glyphs: Glyphs, pairs: DrawPairs) -> Opened:
-    splits = complete_splits({"train": np.arange(settings.images)}, glyphs, settings)
-    return GlyphPairs(settings, glyphs, pairs), splits
+    def splits(self, settings: DataSettings) -> Splits:
+        """By shares of each character. UserError: too few images to have each character in all splits."""
+        return self._glyphs.splits(settings)

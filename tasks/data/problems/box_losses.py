@@ -17,19 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from adaptive_runtime.samples.boxes import DetectionHead
-from importing import Later
 from tasks.data.problems.record import Divergence
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch = Later("torch")
-    functional = Later("torch.nn.functional")
-
+from tasks.data.torch_later import functional, torch
 
 BACKGROUND, BETWEEN = -1, -2
 CENTRE_RADIUS = 1.5

@@ -8,61 +8,27 @@ Legend: B batch, T targets, K classes (of all targets), N samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from importing import Later
-from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch = Later("torch")
-    functional = Later("torch.nn.functional")
+from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Divergence, LearningProblem, Tallied, joined
+from tasks.data.torch_later import functional, torch
 
 
-LACKS: Mapping[str, str] = MappingProxyType(
-    {name: "samples have several classes" for name in LACKS_OF_PARTS if name != "timm"}
-)
-
-
-@dataclass(slots=True)
-class TargetAnswers:
-    """Correctness of each target of each sample, and the mean cross-entropy."""
-
-    problem: SeveralClasses
-    loss: float = 0.0
-    right: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add logits (B, K) and classes (B, T)."""
-        self.right.append((self.problem.decoded(outputs, (0, 0)) == target).cpu())
-        self.loss += len(target) * float(self.problem.loss(outputs, target, 0.0))
-
-    def found(self) -> Tallied:
-        """The mean accuracy of the targets, and the share of right targets of each sample."""
-        right_NT = torch.cat(self.right).numpy()
-        return Tallied(float(right_NT.mean()), self.loss / len(right_NT), right_NT.mean(1).astype(np.float16))
-
-
-class SeveralClasses:
-    """Sources have `images(indices, draws)`, `targets` (N, T) int64, and `heads`: number of classes by target.
-    Targets: (B, T). heads: those of the data, set by `fitted`.
-    """
+class SeveralClasses(LearningProblem):
+    """Sources have `several(indices, draws)`, and `heads`: number of classes by target, set by `fitted`. Targets: (B, T)."""
 
     name = "several_classes"
     metric = "mean top-1 accuracy of all targets"
     judged_by = score = "accuracy"
-    outside = None
-    lacks = LACKS
+    lacks = MappingProxyType({name: "samples have several classes" for name in LACKS_OF_PARTS if name != "timm"})
+    reads = "several"
 
-    def __init__(self, heads: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(self, heads: Mapping[str, int] = ONE_HEAD) -> None:
         self.heads = heads
 
     def fitted(self, source: Any) -> SeveralClasses:
@@ -82,10 +48,6 @@ class SeveralClasses:
         """Class 0 of each target."""
         return torch.zeros(images, len(self.heads), dtype=torch.int64)
 
-    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Samples after the source's augmentation, and their classes (B, T)."""
-        return source.images(indices, draws), torch.from_numpy(source.targets[indices])
-
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """The mean cross-entropy of the targets."""
         pairs = zip(self._logits(outputs), target.T, strict=True)
@@ -101,15 +63,15 @@ class SeveralClasses:
         """The class of each target (B, T)."""
         return torch.stack([logits.argmax(1) for logits in self._logits(outputs)], 1)
 
-    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
-        """The raw output is the answer."""
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The sum of the mean cross-entropies, and whether each target of each sample is right."""
+        loss = len(target) * float(self.loss(outputs, target, 0.0))
+        return loss, (self.decoded(outputs, (0, 0)) == target).cpu()
 
-    def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
-        """Nothing: classes of a whole sample have no place in it."""
-
-    def tally(self) -> TargetAnswers:
-        """An empty tally."""
-        return TargetAnswers(self)
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """The mean accuracy of the targets, and the share of right targets of each sample."""
+        right_NT = joined(facts[1])
+        return Tallied(float(right_NT.mean()), sum(facts[0]) / len(right_NT), right_NT.mean(1).astype(np.float16))
 
     def _logits(self, outputs: torch.Tensor) -> Iterator[torch.Tensor]:
         """The logits of each target."""
@@ -139,33 +101,6 @@ JUDGED: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
 """The metric, the score in tables, and the unavailable features, by the metric's name in settings."""
 
 
-@dataclass(slots=True)
-class ClassAnswers:
-    """The true and the most likely class of each image, and their cross-entropy. by_f1: the score is macro F1."""
-
-    by_f1: bool = False
-    loss: float = 0.0
-    classes: int = 0
-    targets: list[torch.Tensor] = field(default_factory=list)
-    answers: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add logits (B, K) and classes (B,)."""
-        self.classes = outputs.shape[1]
-        self.targets.append(target.cpu())
-        self.answers.append(outputs.argmax(1).cpu())
-        self.loss += float(functional.cross_entropy(outputs, target, reduction="sum"))
-
-    def found(self) -> Tallied:
-        """Top-1 accuracy and, for each image, whether it is classified correctly; or macro F1, with the latter as numbers."""
-        target_N, answer_N = torch.cat(self.targets).numpy(), torch.cat(self.answers).numpy()
-        right_N: np.ndarray = answer_N == target_N
-        loss, confusion_KK = self.loss / len(right_N), confusion(target_N, answer_N, self.classes)
-        if self.by_f1:
-            return Tallied(macro_f1(confusion_KK), loss, right_N.astype(np.float16), confusion_KK)
-        return Tallied(int(right_N.sum()) / len(right_N), loss, right_N, confusion_KK)
-
-
 def confusion(target_N: np.ndarray, answer_N: np.ndarray, classes: int) -> NDArray[np.int64]:
     """(K, K): images by class (rows) and answer (columns)."""
     return np.bincount(target_N * classes + answer_N, minlength=classes**2).reshape(classes, classes)
@@ -178,20 +113,14 @@ def macro_f1(confusion_KK: NDArray[np.int64]) -> float:
     return float((2 * both_K[occurs_K] / either_K[occurs_K]).mean())
 
 
-class Classification:
-    """Sources have `images(indices, draws)`, which augments, and `labels` (N,) int64. Targets: classes (B,)."""
+class Classification(LearningProblem):
+    """Sources have `labelled(indices, draws)`. Targets: classes (B,)."""
 
     name = "classification"
-    outside = None
-    heads = ONE_HEAD
 
     def __init__(self, judged_by: str = ACCURACY) -> None:
         self.judged_by = judged_by
         self.metric, self.score, self.lacks = JUDGED[judged_by]
-
-    def fitted(self, source: Any) -> Classification:
-        """The record itself, which is the same for all sources."""
-        return self
 
     def output_told(self, classes: int) -> str:
         """Description of the output: one number for each class."""
@@ -208,10 +137,6 @@ class Classification:
         """Class 0 for each image."""
         return torch.zeros(images, dtype=torch.int64)
 
-    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Images after the source's augmentation, and their classes (B,)."""
-        return source.images(indices, draws), torch.from_numpy(source.labels[indices])
-
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """Cross-entropy. target: classes (B,), or soft labels (B, K)."""
         return functional.cross_entropy(outputs, target, label_smoothing=label_smoothing)
@@ -224,15 +149,20 @@ class Classification:
         """The class of each image (B,)."""
         return outputs.argmax(1)
 
-    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
-        """The raw output is the answer."""
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The summed cross-entropy, the number of classes, and the true and the most likely class of each image."""
+        loss = float(functional.cross_entropy(outputs, target, reduction="sum"))
+        return loss, outputs.shape[1], target.cpu(), outputs.argmax(1).cpu()
 
-    def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
-        """Nothing: the class of a whole image has no place in it."""
-
-    def tally(self) -> ClassAnswers:
-        """An empty tally."""
-        return ClassAnswers(by_f1=self.judged_by == MACRO_F1)
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """Top-1 accuracy and, for each image, whether it is classified correctly; or macro F1, with the latter as numbers."""
+        losses, (classes, *_), targets, answers = facts
+        target_N, answer_N = joined(targets), joined(answers)
+        right_N: np.ndarray = answer_N == target_N
+        loss, confusion_KK = sum(losses) / len(right_N), confusion(target_N, answer_N, classes)
+        if self.judged_by == MACRO_F1:
+            return Tallied(macro_f1(confusion_KK), loss, right_N.astype(np.float16), confusion_KK)
+        return Tallied(int(right_N.sum()) / len(right_N), loss, right_N, confusion_KK)
 
 
 CLASSIFICATION = Classification()

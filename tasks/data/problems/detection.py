@@ -24,25 +24,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from colorsys import hsv_to_rgb
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Array, Integers
 from adaptive_runtime.samples.boxes import HEADS, DetectionHead, Detections, detect, iou
-from importing import Later
 from tasks.base.schemas.exports import Decoding
 from tasks.data.problems.box_losses import LOSSES, Matched, distilled, matches_of
-from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Later("torch")
-
+from tasks.data.problems.record import Divergence, LearningProblem, Tallied
+from tasks.data.torch_later import torch
 
 THRESHOLDS: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
 RECALLS = np.linspace(0, 1, 101)
@@ -184,45 +179,11 @@ SHOWN_SCORE = 0.5
 """Detections with at least this score are drawn, and count as mistakes in images without boxes."""
 
 
-@dataclass(slots=True)
-class JudgedDetections:
-    """The detections of all images and their boxes, the scores of single images, and the loss."""
-
-    problem: Detection
-    classes: int = 0
-    loss: float = 0.0
-    images: list[JudgedImage] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add a raw output (B, P, C) and boxes (B, M, 5)."""
-        outputs = outputs.float()
-        self.classes = self.problem.classes(outputs)
-        self.loss += len(outputs) * float(self.problem.loss(outputs, target, 0.0))
-        for found, rows_M5 in zip(self.problem.detected(outputs), target.cpu(), strict=True):
-            class_M, box_M4 = present(rows_M5)
-            image = judged(found, class_M.numpy(), box_M4.numpy(), self.problem.thresholds)
-            self.images.append(image)
-            self.scores.append(self._alone(image))
-
-    def _alone(self, image: JudgedImage) -> float:
-        """The score of an image; without boxes it is 1, unless a detection reaches `SHOWN_SCORE`."""
-        if not len(image.boxes_M):
-            return float((image.scores_D < SHOWN_SCORE).all())
-        return mean_average_precisions([image], self.classes)[1]
-
-    def found(self) -> Tallied:
-        """The score over all images, and the score of each image: the mean over the overlaps at which it is judged."""
-        _, score = mean_average_precisions(self.images, self.classes)
-        return Tallied(score, self.loss / len(self.images), np.array(self.scores, dtype=np.float16))
-
-
-class Detection:
+class Detection(LearningProblem):
     """Sources have `boxed(indices, draws)`: images (B, C, H, W), augmented by draws, and their boxes (B, M, 5)."""
 
     outside = "decoding and non-maximum suppression"
-    lacks = LACKS_OF_PARTS
-    heads = ONE_HEAD
+    reads = "boxed"
 
     def __init__(self, head: DetectionHead, judged_by: str = MAP50) -> None:
         self.name = f"detection_{head.name}"
@@ -234,10 +195,6 @@ class Detection:
         self._judging = replace(
             head, candidates=min(head.candidates, MOST_DETECTIONS), most=min(head.most, MOST_DETECTIONS)
         )
-
-    def fitted(self, source: Any) -> Detection:
-        """The record itself, which is the same for all sources."""
-        return self
 
     def output_told(self, classes: int) -> str:
         """Description of the output: a row for each anchor."""
@@ -258,11 +215,6 @@ class Detection:
     def blank(self, images: int, resolution: int) -> torch.Tensor:
         """One box of class 1 in the middle of each image."""
         return packed([np.array([[1, 0.25, 0.25, 0.75, 0.75]], dtype=np.float32)] * images)
-
-    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Images and their boxes, after joint augmentation by the source."""
-        images_and_boxes: Batch = source.boxed(indices, draws)
-        return images_and_boxes
 
     def classes(self, outputs: torch.Tensor) -> int:
         """Number of classes K of a raw output."""
@@ -322,9 +274,30 @@ class Detection:
                     picture_CHW[:, rows, column : column + 1] = colour_C11
         return drawn_BCHW
 
-    def tally(self) -> JudgedDetections:
-        """An empty tally."""
-        return JudgedDetections(self)
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The summed loss, the number of classes, and the detections of each image with its boxes."""
+        outputs = outputs.float()
+        images = []
+        for found, rows_M5 in zip(self.detected(outputs), target.cpu(), strict=True):
+            class_M, box_M4 = present(rows_M5)
+            images.append(judged(found, class_M.numpy(), box_M4.numpy(), self.thresholds))
+        return len(outputs) * float(self.loss(outputs, target, 0.0)), self.classes(outputs), images
+
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """The score over all images, and the score of each image: the mean over the overlaps at which it is judged.
+
+        The score of an image without boxes is 1, unless a detection reaches `SHOWN_SCORE`.
+        """
+        losses, (classes, *_), batches = facts
+        images = list(chain.from_iterable(batches))
+        scores = [
+            mean_average_precisions([image], classes)[1]
+            if len(image.boxes_M)
+            else float((image.scores_D < SHOWN_SCORE).all())
+            for image in images
+        ]
+        _, score = mean_average_precisions(images, classes)
+        return Tallied(score, sum(losses) / len(images), np.array(scores, dtype=np.float16))
 
 
 def _pixel(share: float, size: int) -> int:

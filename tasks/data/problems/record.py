@@ -1,27 +1,21 @@
-"""The interface between learning problems and stages, and raw outputs that are maps (B, C, h, w) of any size.
+"""The base of all learning problems, and raw outputs that are maps (B, C, h, w) of any size.
 
 Legend: B batch, N samples, K classes, C channels or classes, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from importing import Later
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import Decoding
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch = Later("torch")
-    functional = Later("torch.nn.functional")
+from tasks.data.torch_later import functional, torch
 
 
 def enlarged(maps_BChw: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
@@ -82,105 +76,105 @@ class Tallied(NamedTuple):
     confusion_KK: NDArray[np.int64] | None = None
 
 
-class Tally(Protocol):
-    """Counts of one network, added batch by batch."""
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add the raw outputs for a batch, and its targets, on one device."""
-        ...
-
-    def found(self) -> Tallied:
-        """Quality of all answers so far."""
-        ...
-
-
-class LearningProblem(Protocol):
+class LearningProblem(ABC):
     """A kind of targets, with the losses on a network's raw outputs and the score by which its answers are judged.
-    Sensitivities are losses of that score in points, for every problem.
+
+    A problem defines the fields without a value and the abstract methods, and whatever differs from the defaults.
+
+    name: in settings and messages. metric: name of the score that stages call "accuracy". judged_by: the metric by its name in
+    settings (`data.metric`). score: in tables and figures, "accuracy", or the metric if it is no share of correct answers.
+    outside: post-processing on the device that no latency includes; None: nothing significant. lacks: abilities that the
+    problem lacks so far (`require`), each with the reason. heads: number of classes of each target by name, for samples with
+    several targets; {}: one target. reads: the method of a source that gives a batch from indices and draws.
     """
 
-    @property
-    def name(self) -> str:
-        """The name in settings and messages."""
-        ...
+    name: str
+    metric: str
+    judged_by: str
+    score: str
+    outside: str | None = None
+    lacks: Mapping[str, str] = LACKS_OF_PARTS
+    heads: Mapping[str, int] = ONE_HEAD
+    reads: str = "labelled"
 
-    @property
-    def metric(self) -> str:
-        """The name of the score that stages call "accuracy"."""
-        ...
+    def fitted(self, source: Any) -> Self:
+        """The record for a source of data; the record itself, unless it depends on the source."""
+        return self
 
-    @property
-    def judged_by(self) -> str:
-        """The metric by its name in settings (`data.metric`)."""
-        ...
-
-    @property
-    def score(self) -> str:
-        """The score in tables and figures: "accuracy", or the metric if it is no share of correct answers."""
-        ...
-
-    @property
-    def outside(self) -> str | None:
-        """Post-processing on the device that no latency includes; None: nothing significant."""
-        ...
-
-    @property
-    def lacks(self) -> Mapping[str, str]:
-        """Abilities that the problem lacks so far (`require`), each with the reason."""
-        ...
-
-    @property
-    def heads(self) -> Mapping[str, int]:
-        """Number of classes of each target by name, for samples with several targets; {}: one target."""
-        ...
-
-    def fitted(self, source: Any) -> LearningProblem:
-        """The record for a source of data, if it depends on the source."""
-        ...
-
+    @abstractmethod
     def output_told(self, classes: int) -> str:
         """Description, for messages, of the raw output that a network must have."""
-        ...
 
+    @abstractmethod
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
         """The sizes of the raw output for images with `resolution` pixels a side; None: of any size. resolution: None: unknown.
         `AtMost`: a size that may be smaller.
         """
-        ...
 
+    @abstractmethod
     def blank(self, images: int, resolution: int) -> torch.Tensor:
         """Targets of `images` images with `resolution` pixels a side, to run a step with; they carry no information."""
-        ...
 
     def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
         """A batch of a source of data: images in [0, 1] at the base resolution, and targets.
-        source: of the kind that the record names. draws: (B, D) in [0, 1), for augmenting samples; None: no augmentation.
+        source: has the method `reads`. draws: (B, D) in [0, 1), for augmenting samples; None: no augmentation.
         """
-        ...
+        found: Batch = getattr(source, self.reads)(indices, draws)
+        return found
 
+    @abstractmethod
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """The mean loss () from targets."""
-        ...
 
+    @abstractmethod
     def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
         """The mean loss () from the raw outputs of a teacher, which may have seen larger images."""
-        ...
 
+    @abstractmethod
     def decoded(self, outputs: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """The answers, in the form of targets for images of `size`, (height, width); larger images by super-resolution."""
-        ...
 
     def decoding(self, outputs: NDArray[np.float32], size: tuple[int, int]) -> Decoding | None:
         """How a device decodes raw outputs of images of `size`, and its time; None: the raw output is the answer."""
-        ...
+        return None
 
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor | None:
         """Answers or targets drawn over their images, (B, 3, H, W) in [0, 1], like the images; None: they cannot be drawn."""
-        ...
+        return None
+
+    @abstractmethod
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The facts of a batch for `judged`, from raw outputs and targets on one device."""
+
+    @abstractmethod
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """Quality of all answers. facts: for each element of `counted`, its values of all batches."""
 
     def tally(self) -> Tally:
         """An empty tally for one network."""
-        ...
+        return Tally(self)
+
+
+class Tally:
+    """Counts of one network on a learning problem, added batch by batch."""
+
+    def __init__(self, problem: LearningProblem) -> None:
+        self._problem = problem
+        self._counted: list[tuple[Any, ...]] = []
+
+    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+        """Add the raw outputs for a batch, and its targets, on one device."""
+        self._counted.append(self._problem.counted(outputs, target))
+
+    def found(self) -> Tallied:
+        """Quality of all answers so far."""
+        return self._problem.judged(list(zip(*self._counted, strict=True)))
+
+
+def joined(parts: Sequence[torch.Tensor]) -> np.ndarray:
+    """The rows of all batches."""
+    found: np.ndarray = torch.cat(list(parts)).cpu().numpy()
+    return found
 
 
 def require(problem: LearningProblem, ability: str, where: str, next_step: str) -> None:

@@ -9,20 +9,13 @@ Legend: B batch, C channels, H height, W width, N images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from importing import Later
-from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, AtMost, Batch, Divergence, Tallied, enlarged, resized
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch = Later("torch")
-    functional = Later("torch.nn.functional")
+from tasks.data.problems.record import AtMost, Divergence, LearningProblem, Tallied, enlarged, resized
+from tasks.data.torch_later import functional, torch
 
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 """Names of the channels by their number; they replace names of classes."""
@@ -31,25 +24,7 @@ LEAST_ERROR = 1e-10
 MOST_UPSCALE = 8
 
 
-@dataclass(slots=True)
-class SquaredErrors:
-    """The mean squared error of each image."""
-
-    errors: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add images (B, C, h, w) and (B, C, H, W)."""
-        restored_BCHW = enlarged(outputs.float(), target.shape[-2:]).clamp(0, 1)
-        self.errors.append((restored_BCHW - target).square().mean((1, 2, 3)).cpu())
-
-    def found(self) -> Tallied:
-        """The mean of the images' scores, each score, and the mean squared error of all images."""
-        errors_N = torch.cat(self.errors).double()
-        scores_N = (-errors_N.clamp_min(LEAST_ERROR).log10() / 10).clamp_min(0).numpy()
-        return Tallied(float(scores_N.mean()), float(errors_N.mean()), scores_N.astype(np.float16))
-
-
-class Restoration:
+class Restoration(LearningProblem):
     """Sources have `pairs(indices, draws)`: images (B, C, H, W) and their targets, with values in [0, 1].
     upscale: how many times as high and as wide as images their targets are; above 1 it is super-resolution.
     """
@@ -58,16 +33,11 @@ class Restoration:
     judged_by = "psnr"
     score = "PSNR"
     outside = "the enlargement to the image"
-    lacks = LACKS_OF_PARTS
-    heads = ONE_HEAD
+    reads = "pairs"
 
     def __init__(self, upscale: int = 1) -> None:
         self.name = "restoration" if upscale == 1 else f"super_resolution_x{upscale}"
         self.upscale = upscale
-
-    def fitted(self, source: Any) -> Restoration:
-        """The record itself, which is the same for all sources."""
-        return self
 
     def output_told(self, classes: int) -> str:
         """Description of the output: an image."""
@@ -82,11 +52,6 @@ class Restoration:
         """Grey images; their single channel counts for all channels."""
         return torch.full((images, 1, *self._target_size((resolution, resolution))), 0.5)
 
-    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Images and their targets, after joint augmentation by the source."""
-        pairs: Batch = source.pairs(indices, draws)
-        return pairs
-
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """Mean squared error. Label smoothing is not applied."""
         return (enlarged(outputs, target.shape[-2:]) - target).square().mean()
@@ -99,16 +64,20 @@ class Restoration:
         """Images (B, C, H, W) in [0, 1]."""
         return enlarged(outputs, self._target_size(size)).clamp(0, 1)
 
-    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
-        """The raw output is the answer, in its size."""
-
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor:
         """The answers themselves."""
         return answers.float().expand(-1, 3, -1, -1)
 
-    def tally(self) -> SquaredErrors:
-        """An empty tally."""
-        return SquaredErrors()
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The mean squared error of each image."""
+        restored_BCHW = enlarged(outputs.float(), target.shape[-2:]).clamp(0, 1)
+        return ((restored_BCHW - target).square().mean((1, 2, 3)).cpu(),)
+
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """The mean of the images' scores, each score, and the mean squared error of all images."""
+        errors_N = torch.cat(list(facts[0])).double()
+        scores_N = (-errors_N.clamp_min(LEAST_ERROR).log10() / 10).clamp_min(0).numpy()
+        return Tallied(float(scores_N.mean()), float(errors_N.mean()), scores_N.astype(np.float16))
 
     def _target_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """(height, width) of the target of an image."""

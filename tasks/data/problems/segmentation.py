@@ -8,22 +8,14 @@ Legend: B batch, K classes, N images, C channels, H height, W width.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from colorsys import hsv_to_rgb
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from importing import Later
-from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied, enlarged, resized
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch = Later("torch")
-    functional = Later("torch.nn.functional")
+from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, enlarged, joined, resized
+from tasks.data.torch_later import functional, torch
 
 IGNORED = -1
 """The class of pixels without a label, or outside of the image: no loss and no score counts them."""
@@ -31,45 +23,13 @@ TINT = 0.6
 """Share of a class's colour in pictures."""
 
 
-@dataclass(slots=True)
-class PixelCounts:
-    """Pixels by class and answer, over all images; the score of each image, and the mean cross-entropy of its pixels."""
-
-    loss: float = 0.0
-    confusion_KK: torch.Tensor | None = None
-    scores: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add logits (B, K, h, w) and classes (B, H, W)."""
-        logits_BKHW = enlarged(outputs, target.shape[-2:])
-        counts_BKK = _confusions(logits_BKHW.argmax(1), target, logits_BKHW.shape[1])
-        own_KK = counts_BKK.sum(0).cpu()
-        self.confusion_KK = own_KK if self.confusion_KK is None else self.confusion_KK + own_KK
-        self.scores.append(mean_iou(counts_BKK).cpu())
-        losses_BHW = functional.cross_entropy(logits_BKHW, target, ignore_index=IGNORED, reduction="none")
-        labelled_B = (target != IGNORED).sum((1, 2)).clamp_min(1)
-        self.loss += float((losses_BHW.sum((1, 2)) / labelled_B).sum())
-
-    def found(self) -> Tallied:
-        """Mean IoU over the pixels of all images, and that of each image."""
-        assert self.confusion_KK is not None
-        scores_N = torch.cat(self.scores).numpy().astype(np.float16)
-        return Tallied(float(mean_iou(self.confusion_KK[None])), self.loss / len(scores_N), scores_N)
-
-
-class Segmentation:
+class Segmentation(LearningProblem):
     """Sources have `masked(indices)`: images (B, C, H, W) and the class of each pixel (B, H, W) int64, or `IGNORED`."""
 
     name = "segmentation"
     metric = score = "mean IoU"
     judged_by = "mean_iou"
     outside = "the enlargement of logits to the image"
-    lacks = LACKS_OF_PARTS
-    heads = ONE_HEAD
-
-    def fitted(self, source: Any) -> Segmentation:
-        """The record itself, which is the same for all sources."""
-        return self
 
     def output_told(self, classes: int) -> str:
         """Description of the output: one number for each class at each position."""
@@ -104,9 +64,6 @@ class Segmentation:
         """The class of each pixel (B, H, W)."""
         return functional.interpolate(outputs, size, mode="bilinear", align_corners=False).argmax(1)
 
-    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
-        """The raw output is the answer, at the positions of its map."""
-
     def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> torch.Tensor:
         """Images tinted in the colour of each pixel's class; class 0 is left untinted, and ignored pixels are black."""
         colours_K3 = torch.tensor([hsv_to_rgb(number / max(1, classes - 1), 1.0, 1.0) for number in range(classes)])
@@ -114,9 +71,20 @@ class Segmentation:
         share_BCHW = TINT * (answers > 0).float()[:, None]
         return torch.lerp(images_BCHW, tint_BCHW, share_BCHW) * (answers != IGNORED).float()[:, None]
 
-    def tally(self) -> PixelCounts:
-        """An empty tally."""
-        return PixelCounts()
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The sum of the images' mean cross-entropies, pixels by class and answer (1, K, K), and the score of each image."""
+        logits_BKHW = enlarged(outputs, target.shape[-2:])
+        counts_BKK = _confusions(logits_BKHW.argmax(1), target, logits_BKHW.shape[1])
+        losses_BHW = functional.cross_entropy(logits_BKHW, target, ignore_index=IGNORED, reduction="none")
+        labelled_B = (target != IGNORED).sum((1, 2)).clamp_min(1)
+        loss = float((losses_BHW.sum((1, 2)) / labelled_B).sum())
+        return loss, counts_BKK.sum(0, keepdim=True).cpu(), mean_iou(counts_BKK).cpu()
+
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """Mean IoU over the pixels of all images, and that of each image."""
+        losses, confusions, scores = facts
+        scores_N = joined(scores).astype(np.float16)
+        return Tallied(float(mean_iou(sum(confusions))), sum(losses) / len(scores_N), scores_N)
 
 
 SEGMENTATION = Segmentation()
@@ -162,6 +130,5 @@ def _rows(outputs_BKhw: torch.Tensor) -> torch.Tensor:
 
 def _confusions(answer_BHW: torch.Tensor, y_BHW: torch.Tensor, classes: int) -> torch.Tensor:
     """Counts (B, K, K) int64 of pixels by class (rows) and answer (columns), without ignored pixels."""
-    count = math.prod((len(y_BHW), classes, classes))
     place_BHW = torch.arange(len(y_BHW), device=y_BHW.device)[:, None, None] * classes**2 + y_BHW * classes + answer_BHW
-    return torch.bincount(place_BHW[y_BHW != IGNORED], minlength=count).view(-1, classes, classes)
+    return torch.bincount(place_BHW[y_BHW != IGNORED], minlength=len(y_BHW) * classes**2).view(-1, classes, classes)

@@ -8,20 +8,13 @@ which counts as a wrong answer; all SubNets are therefore judged by the same wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from importing import Later
-from tasks.data.problems.record import LACKS_OF_PARTS, ONE_HEAD, Batch, Divergence, Tallied
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch = Later("torch")
-    functional = Later("torch.nn.functional")
+from tasks.data.problems.record import Divergence, LearningProblem, Tallied, joined
+from tasks.data.torch_later import functional, torch
 
 IGNORED = -1
 """The class of padding: no loss and no score counts it."""
@@ -29,41 +22,13 @@ NO_ANSWER = -2
 """The answer for words that a SubNet does not read."""
 
 
-@dataclass(slots=True)
-class RightWords:
-    """Number of words of each text, number of right answers, and the sum of the texts' mean cross-entropies."""
-
-    loss: float = 0.0
-    words: list[torch.Tensor] = field(default_factory=list)
-    right: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Add logits (B, t, K) and classes (B, T)."""
-        answers_BT = _answers(outputs, target.shape[1])
-        self.words.append((target != IGNORED).sum(1).cpu())
-        self.right.append((answers_BT == target).sum(1).cpu())
-        self.loss += len(target) * float(_cross_entropy(outputs, target, 0.0))
-
-    def found(self) -> Tallied:
-        """The share of right words, over all texts and for each text."""
-        words_N, right_N = torch.cat(self.words).numpy(), torch.cat(self.right).numpy()
-        each_N = (right_N / np.maximum(words_N, 1)).astype(np.float16)
-        return Tallied(float(right_N.sum() / words_N.sum()), self.loss / len(words_N), each_N)
-
-
-class Tagging:
+class Tagging(LearningProblem):
     """Sources have `tagged(indices, draws)`: numbers of words (B, T), and the class of each (B, T) int64, or `IGNORED`."""
 
     name = "tagging"
     metric = score = "word accuracy"
     judged_by = "word_accuracy"
-    outside = None
-    lacks = LACKS_OF_PARTS
-    heads = ONE_HEAD
-
-    def fitted(self, source: Any) -> Tagging:
-        """The record itself, which is the same for all sources."""
-        return self
+    reads = "tagged"
 
     def output_told(self, classes: int) -> str:
         """Description of the output: one number for each class at each word."""
@@ -77,11 +42,6 @@ class Tagging:
         """Class 0 for each word."""
         return torch.zeros(images, resolution, dtype=torch.int64)
 
-    def samples(self, source: Any, indices: np.ndarray, draws: np.ndarray | None) -> Batch:
-        """Texts and the classes of their words."""
-        tagged: Batch = source.tagged(indices, draws)
-        return tagged
-
     def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
         """Mean cross-entropy of the words that the SubNet reads."""
         return _cross_entropy(outputs, target, label_smoothing)
@@ -94,15 +54,16 @@ class Tagging:
         """The class of each word (B, T), `NO_ANSWER` after the words that are read. size: its last number is T."""
         return _answers(outputs, size[-1])
 
-    def decoding(self, outputs: np.ndarray, size: tuple[int, int]) -> None:
-        """Nothing: the raw output is the answer, at the words that are read."""
+    def counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        """The sum of the texts' mean cross-entropies, and the numbers of words and of right answers of each text."""
+        right = (_answers(outputs, target.shape[1]) == target).sum(1).cpu()
+        return len(target) * float(_cross_entropy(outputs, target, 0.0)), (target != IGNORED).sum(1).cpu(), right
 
-    def drawn(self, images_BCHW: torch.Tensor, answers: torch.Tensor, classes: int) -> None:
-        """Nothing: texts are no pictures."""
-
-    def tally(self) -> RightWords:
-        """An empty tally."""
-        return RightWords()
+    def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
+        """The share of right words, over all texts and for each text."""
+        words_N, right_N = joined(facts[1]), joined(facts[2])
+        each_N = (right_N / np.maximum(words_N, 1)).astype(np.float16)
+        return Tallied(float(right_N.sum() / words_N.sum()), sum(facts[0]) / len(words_N), each_N)
 
 
 TAGGING = Tagging()

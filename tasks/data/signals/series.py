@@ -5,7 +5,6 @@ is cut into windows of `clip_s`, all of which are in one split. Legend: B batch,
 samples, D draws.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from adaptive_runtime.samples.inputs import Spectrogram, fitted
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tasks.data.signals.synthesised import MOTION_WINDOW_S, window_samples
-from tasks.data.source import Scaling, complete_splits, split_folders
+from tasks.data.source import UNSCALED, Source, Splits, complete_splits, files_of_splits, numbered
 
 KEYS = ("series", "time_s", "label")
 SUFFIXES = (".csv", ".parquet")
@@ -42,13 +41,14 @@ class _Table:
     step_s: float
 
 
-class SeriesWindows:
+class SeriesWindows(Source):
     """All windows of all series, in memory as numbers. `series_W`: the number of each window's series."""
 
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, settings: DataSettings, tables: Sequence[_Table]) -> None:
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: a missing or empty folder, or broken tables."""
         assert settings.clip_s is not None
+        files = files_of_splits(settings, SUFFIXES, "tables of series")
+        tables, places = numbered({split: [_read(file) for file in own] for split, own in files.items()})
         first = tables[0]
         for table in tables:
             _check_like(first, table)
@@ -64,7 +64,7 @@ class SeriesWindows:
             bands=settings.resolution,
             full_scale=float(np.abs(values_RC).max()) or 1.0,
         )
-        self.scaling = Scaling("none", "none", self.spectrogram)
+        self.scaling = UNSCALED._replace(spectrogram=self.spectrogram)
         series = [part for table in tables for part in np.split(table.values_RC, table.starts_S[1:])]
         self._series_CT = [np.ascontiguousarray(values_TC.T) for values_TC in series]
         windows_S = np.array([max(1, one.shape[1] // samples) for one in self._series_CT])
@@ -72,10 +72,13 @@ class SeriesWindows:
         self._place_W = np.arange(len(self.series_W)) - np.repeat(np.cumsum(windows_S) - windows_S, windows_S)
         labels_S = np.concatenate([table.labels_S for table in tables])
         self.labels = np.searchsorted(self.class_names, labels_S)[self.series_W].astype(np.int64)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since everything is in memory."""
-        return rng.permutation(indices)
+        if len(first.channels) != settings.channels:
+            got = f"{settings.channels}, and '{first.file}' has {len(first.channels)} channels"
+            raise UserError("data.channels", got, next_step=f"data.channels={len(first.channels)}")
+        split_T = np.repeat(list(places), [len(own) for own in places.values()])
+        split_S = np.repeat(split_T, [len(table.starts_S) for table in tables])
+        first_W = np.flatnonzero(np.diff(self.series_W, prepend=-1))
+        self._first_windows = {split: first_W[split_S == split] for split in places}
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Spectrograms (B, C, H, W) of windows; `draws` move them by up to half their length."""
@@ -88,6 +91,12 @@ class SeriesWindows:
             start = max(0, min(start, signal_CT.shape[1] - samples))
             windows.append(fitted(signal_CT[:, start : start + samples], samples))
         return torch.from_numpy(self.spectrogram.of(np.stack(windows)))
+
+    def splits(self, settings: DataSettings) -> Splits:
+        """Splits of whole series: all windows of a series are in the split of its first one."""
+        splits = complete_splits(dict(self._first_windows), self, settings)
+        series_W = self.series_W
+        return {split: np.flatnonzero(np.isin(series_W, series_W[first])) for split, first in splits.items()}
 
 
 def _read(file: Path) -> _Table:
@@ -182,28 +191,3 @@ def _check_like(first: _Table, table: _Table) -> None:
     if abs(table.step_s - first.step_s) > STEP_OFF * first.step_s:
         got, wanted = f"{1 / table.step_s:g} Hz", f"{1 / first.step_s:g} Hz, as '{first.file}'"
         raise UserError(f"series '{table.file}'", got, allowed=wanted, next_step="resample it")
-
-
-def open_series(settings: DataSettings) -> tuple[SeriesWindows, dict[str, np.ndarray]]:
-    """The source and its splits, by whole series. Raises UserError for a missing or empty folder, or broken tables."""
-    tables: list[_Table] = []
-    count_of: dict[str, int] = {}
-    for split, folder in split_folders(settings).items():
-        files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
-        if not files:
-            allowed = f"*{{{','.join(SUFFIXES)}}}"
-            raise UserError(f"data folder '{folder}'", "no tables of series", allowed=allowed)
-        found = [_read(file) for file in files]
-        tables += found
-        count_of[split] = sum(len(table.starts_S) for table in found)
-    source = SeriesWindows(settings, tables)
-    if len(tables[0].channels) != settings.channels:
-        got = f"{settings.channels}, and '{tables[0].file}' has {len(tables[0].channels)} channels"
-        raise UserError("data.channels", got, next_step=f"data.channels={len(tables[0].channels)}")
-    ends = np.cumsum(list(count_of.values()))
-    first_W = np.flatnonzero(np.diff(source.series_W, prepend=-1))
-    by_series = {split: first_W[end - count : end] for (split, count), end in zip(count_of.items(), ends, strict=True)}
-    splits = complete_splits(by_series, source, settings)
-    return source, {
-        split: np.flatnonzero(np.isin(source.series_W, source.series_W[firsts])) for split, firsts in splits.items()
-    }

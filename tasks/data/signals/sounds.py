@@ -31,9 +31,8 @@ from tasks.data.signals.synthesised import (
     Array,
     SynthesisedSignals,
     window_samples,
-    with_splits,
 )
-from tasks.data.source import Scaling, complete_splits
+from tasks.data.source import UNSCALED, Source
 
 SAMPLING_RATE_HZ = 16_000
 NAMES = tuple(EVENTS)
@@ -107,11 +106,6 @@ class SynthesisedSounds(SynthesisedSignals):
 def _decibels(share_B: Array, low: float, high: float) -> Array:
     """Amplitudes from `low` to `high` decibels."""
     return np.power(np.float32(10), (low + (high - low) * share_B) / 20)
-
-
-def open_sounds(settings: DataSettings) -> tuple[SynthesisedSounds, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: too few sounds, or too many kinds."""
-    return with_splits(SynthesisedSounds(settings), settings)
 
 
 LOUDER = 2.0
@@ -188,29 +182,11 @@ def _rate_hz(file: Path, name: str) -> int:
 SUFFIXES = (".wav", ".wave")
 
 
-class WavFolder:
+class WavFolder(WavClips, Source):
     """The files of all splits, decoded on demand."""
 
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, settings: DataSettings, files: Sequence[Path], labels: list[int], names: list[str]) -> None:
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self.class_names = tuple(names)
-        self._clips = WavClips(settings, files, [f"'{file}'" for file in files])
-        self.spectrogram = self._clips.spectrogram
-        self.scaling = Scaling("none", "none", self.spectrogram)
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since each sound is its own file."""
-        return rng.permutation(indices)
-
-    def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
-        """Spectrograms (B, 1, H, W) of the middle of each sound; `draws` change the part and the loudness."""
-        return self._clips.images(indices, draws)
-
-
-def open_wavfolder(settings: DataSettings) -> tuple[WavFolder, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: a missing or empty folder, classes that differ, or a broken file."""
-    found = class_files(settings, "sounds", SUFFIXES)
-    source = WavFolder(settings, found.files, found.labels, found.class_names)
-    return source, complete_splits(found.splits, source, settings)
+    def __init__(self, settings: DataSettings) -> None:
+        """UserError: a missing or empty folder, classes that differ, or a broken file."""
+        files, self.labels, self.class_names, self.given = class_files(settings, "sounds", SUFFIXES)
+        super().__init__(settings, files, [f"'{file}'" for file in files])
+        self.scaling = UNSCALED._replace(spectrogram=self.spectrogram)

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from tasks.base.errors import UserError
 from tasks.data.drawn.variation import uniforms
 from tasks.data.images import DRAWS
 from tasks.data.settings import DataSettings
-from tasks.data.source import Scaling, complete_splits
+from tasks.data.source import UNSCALED, Source
 
 SOUND_WINDOW_S = 0.032
 MOTION_WINDOW_S = 1.28
@@ -232,10 +232,8 @@ PIECE = 16
 """Signals that a thread makes at once."""
 
 
-class SynthesisedSignals:
+class SynthesisedSignals(Source):
     """Signals that follow from the seed and their number; the classes take turns. Subclasses make the signals."""
-
-    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: DataSettings, names: Sequence[str], spectrogram: Spectrogram) -> None:
         if settings.classes is not None and settings.classes > len(names):
@@ -244,16 +242,12 @@ class SynthesisedSignals:
         self.class_names = tuple(names[: settings.classes])
         self.labels = np.arange(settings.images, dtype=np.int64) % len(self.class_names)
         self.spectrogram, self.seed = spectrogram, settings.seed
-        self.scaling = Scaling("none", "none", spectrogram)
+        self.scaling = UNSCALED._replace(spectrogram=spectrogram)
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="synthesise")
 
     @abstractmethod
     def signals(self, indices_B: np.ndarray, nudges_BD: np.ndarray | None = None) -> NDArray[np.float32]:
         """Signals (B, C, T). nudges_BD: changes in [0, 1); 0.5 changes nothing."""
-
-    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
-        """A random order; any is fine, since every signal is made on its own."""
-        return rng.permutation(indices)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Spectrograms (B, C, H, W); `draws` change signals a little."""
@@ -262,14 +256,6 @@ class SynthesisedSignals:
         pieces = zip(np.split(indices, starts), np.split(nudges, starts), strict=True)
         images = self._pool.map(lambda piece: self.spectrogram.of(self.signals(*piece)), pieces)
         return torch.from_numpy(np.concatenate(list(images)))
-
-
-Signals = TypeVar("Signals", bound=SynthesisedSignals)
-
-
-def with_splits(source: Signals, settings: DataSettings) -> tuple[Signals, dict[str, np.ndarray]]:
-    """The source and its splits, by shares and stratified. UserError: too few signals to have each class in all splits."""
-    return source, complete_splits({"train": np.arange(settings.images)}, source, settings)
 
 
 SAMPLING_RATE_HZ = 50
@@ -340,8 +326,3 @@ def _turns(angles_BA: Array) -> Array:
         turn_BAA[:, one, other], turn_BAA[:, other, one] = -sine_B, sine_B
         turns_BAA = turn_BAA @ turns_BAA
     return turns_BAA
-
-
-def open_motion(settings: DataSettings) -> tuple[SynthesisedMotion, dict[str, np.ndarray]]:
-    """The source and its splits. UserError: too few signals, or too many kinds."""
-    return with_splits(SynthesisedMotion(settings), settings)

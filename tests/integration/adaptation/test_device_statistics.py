@@ -14,8 +14,7 @@ from adaptive_runtime.weights.weights import LabelledSource
 from tailor_ir import SuperNet
 from tasks.adaptation import AdaptiveSubnet, MethodSettings, make_method
 from tasks.adaptation.guards import SourceProfile
-from tasks.data import Dataset, DataSettings
-from tasks.data.drawn.digits import open_digits
+from tasks.data import Dataset, DataSettings, open_source
 from tasks.evaluation.adapted import AdaptiveBatchNorm
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.bundles.extras import adaptable_net, labelled_images, observed
@@ -115,7 +114,7 @@ def test_tokens_that_are_normalised_as_rows_count_by_image(tmp_path: Path) -> No
 
 def test_images_that_tell_what_is_usual_are_of_all_classes_of_a_sorted_split() -> None:
     settings = DataSettings(kind="digits", workers=1)
-    source, places = open_digits(settings)
+    source, places = open_source(settings)
     held_out = places["validation"]
     by_class = Dataset(settings, source, held_out[np.argsort(source.labels[held_out], kind="stable")])
     data = EvaluationData(by_class, Dataset(settings, source, places["train"]), batch_size=32)

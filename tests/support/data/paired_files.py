@@ -10,7 +10,7 @@ from PIL import Image
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.drawn.glyphs import open_noisy_glyphs, open_small_glyphs
+from tasks.data.drawn.glyphs import GlyphPairs
 
 WIDTH, HEIGHT, SIDE = 40, 30, 20
 """Of pictures, and of what networks see of them."""
@@ -65,8 +65,7 @@ def write_masks(root: Path, count: int = 48) -> Path:
 
 def write_drawn(folder: Path, drawn: DataSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """Files in input/ and target/ of pairs of glyphs; what they have, (N, C, H, W) in [0, 1] each."""
-    source, _ = (open_small_glyphs if drawn.kind == "small_glyphs" else open_noisy_glyphs)(drawn)
-    inputs, targets = ((255 * one).round() for one in source.pairs(np.arange(drawn.images), None))
+    inputs, targets = ((255 * one).round() for one in GlyphPairs(drawn).pairs(np.arange(drawn.images), None))
     for name, pixels_NCHW in (("input", inputs), ("target", targets)):
         (folder / name).mkdir()
         for number, pixels_HWC in enumerate(pixels_NCHW.byte().movedim(1, -1).numpy()):

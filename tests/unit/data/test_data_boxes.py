@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load_splits
-from tasks.data.boxes import open_coco
+from tasks.data import DataSettings, load_splits, open_source
+from tasks.data.boxes import BoxedPictures, coco
 from tasks.data.problems.detection import ABSENT
 
 WIDTH, HEIGHT = 40, 30
@@ -118,7 +118,8 @@ def test_boxes_that_cannot_be_used_are_left_out_and_told(tmp_path: Path) -> None
     for box, crowd in (([5, 5, 0, 4], 0), ([50, 2, 9, 9], 0), ([30, 20, 15, 5], 0), ([1, 1, 5, 5], 1)):
         content["annotations"].append({"image_id": 4, "category_id": 3, "bbox": box, "iscrowd": crowd})
     rewrite(tmp_path, content)
-    source, splits = open_coco(settings("coco", tmp_path))
+    source, splits = open_source(settings("coco", tmp_path))
+    assert isinstance(source, BoxedPictures)
     reasons = ("without area, left out", "outside of their image, left out", "cut at the edge of their image",
                "around crowds (iscrowd), left out")  # fmt: skip
     told = [
@@ -161,7 +162,7 @@ def test_an_image_of_another_size_than_its_annotations_say_is_one_line(tmp_path:
     content = write_coco(tmp_path)
     content["images"][0].update(width=80)
     rewrite(tmp_path, content)
-    source, _ = open_coco(settings("coco", tmp_path))
+    source = coco(settings("coco", tmp_path))
     with pytest.raises(
         UserError, match=r"images\[0\]: 80 x 30 pixels, but '.*0\.png' has 40 x 30; mend the annotation"
     ):
@@ -171,7 +172,7 @@ def test_an_image_of_another_size_than_its_annotations_say_is_one_line(tmp_path:
 @pytest.mark.parametrize("content", [b"", b"no picture"])
 def test_an_empty_or_broken_image_is_told_with_the_row_of_its_annotation(content: bytes, tmp_path: Path) -> None:
     write_coco(tmp_path)
-    source, _ = open_coco(settings("coco", tmp_path))
+    source = coco(settings("coco", tmp_path))
     (file,) = tmp_path.rglob("3.png")
     file.write_bytes(content)
     with pytest.raises(

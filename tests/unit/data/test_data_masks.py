@@ -9,7 +9,7 @@ from PIL import Image
 
 from tasks.base.errors import UserError
 from tasks.data import load_splits
-from tasks.data.pairs import MaskedPictures, open_masks
+from tasks.data.pairs import MaskedPictures
 from tasks.data.problems.segmentation import IGNORED
 from tests.support.data.paired_files import HEIGHT, SIDE, WIDTH, assert_refused, put, settings, write_masks
 
@@ -32,7 +32,7 @@ def test_pixels_have_the_class_of_their_colour_also_in_augmented_images(tmp_path
 
 
 def test_masks_with_a_palette_are_those_without(tmp_path: Path) -> None:
-    source, _ = open_masks(settings("masks", write_masks(tmp_path), resolution=HEIGHT))
+    source = MaskedPictures(settings("masks", write_masks(tmp_path), resolution=HEIGHT))
     (odd,) = source.masked(np.array([1]))[1]
     with Image.open(tmp_path / "masks" / "1.png") as opened:
         assert opened.mode == "P"
@@ -94,7 +94,6 @@ def test_a_class_that_no_training_image_has_is_one_line(tmp_path: Path) -> None:
 
 
 def test_images_have_the_rarest_of_their_classes_as_their_label(tmp_path: Path) -> None:
-    source, _ = open_masks(settings("masks", write_masks(tmp_path)))
-    assert isinstance(source, MaskedPictures)
+    source = MaskedPictures(settings("masks", write_masks(tmp_path)))
     names = [int(file.image.stem) for file in source._files]
     assert source.labels.tolist() == [2 if number % 3 == 0 else 0 for number in names], "of two as rare the first"

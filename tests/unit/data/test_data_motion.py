@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load_splits
-from tasks.data.signals import SeriesWindows, SynthesisedMotion, open_series
+from tasks.data import DataSettings, load_splits, open_source
+from tasks.data.signals import SeriesWindows, SynthesisedMotion
 from tasks.data.signals.synthesised import ACTIVITIES, NAMES
 
 RATE_HZ = 20.0
@@ -138,7 +138,7 @@ def test_splits_have_all_kinds_and_fewer_may_be_asked_for() -> None:
 def test_series_are_cut_into_windows_and_each_is_in_one_split(tmp_path: Path) -> None:
     write_csv(recorded(names(6)), tmp_path / "a.csv")
     pyarrow.parquet.write_table(pyarrow.table(recorded(names(6), 2.0)), tmp_path / "b.parquet")
-    source, splits = open_series(series(tmp_path))
+    source, splits = open_source(series(tmp_path))
     assert isinstance(source, SeriesWindows)
     assert source.class_names == ("fast", "slow")
     assert np.bincount(source.series_W).tolist() == [3] * 12 + [1] * 12

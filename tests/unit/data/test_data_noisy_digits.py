@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load_splits
-from tasks.data.drawn.digits import NOISE, Digits, NoisyDigits, open_noisy_digits
+from tasks.data import DataSettings, load_splits, open_source
+from tasks.data.drawn.digits import NOISE, Digits, NoisyDigits
 
 DIGITS = 1797
 
@@ -21,7 +21,7 @@ def source() -> NoisyDigits:
 
 
 def test_splits_share_no_digit_and_held_out_digits_are_drawn_four_times() -> None:
-    source, splits = open_noisy_digits(settings())
+    source, splits = open_source(settings())
     digits = {name: indices % DIGITS for name, indices in splits.items()}
     assert {name: len(own) for name, own in digits.items()} == {"train": 1197, "test": 1200, "validation": 1200}
     assert sorted(np.concatenate([np.unique(own) for own in digits.values()])) == list(range(DIGITS))

@@ -8,7 +8,7 @@ import torch
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
-from tasks.data.pairs import open_pairs
+from tasks.data.pairs import PairedPictures
 from tests.support.data.paired_files import (
     DOWN,
     HEIGHT,
@@ -29,7 +29,9 @@ from tests.support.data.paired_files import (
 def test_drawn_pairs_come_back_from_files_to_the_bit(kind: str, upscale: int, tmp_path: Path) -> None:
     drawn = {"kind": kind, "images": 24, "classes": 2, "resolution": SIDE, "upscale": upscale}
     wanted = write_drawn(tmp_path, DataSettings.model_validate(drawn))
-    source, splits = open_pairs(settings("pairs", tmp_path, upscale=upscale))
+    given = settings("pairs", tmp_path, upscale=upscale)
+    source = PairedPictures(given)
+    splits = source.splits(given)
     assert {name: len(split) for name, split in splits.items()} == {"train": 16, "validation": 4, "test": 4}
     for found, stored in zip(source.pairs(np.arange(24), None), wanted, strict=True):
         torch.testing.assert_close(found, stored, rtol=0, atol=1e-7)
@@ -140,6 +142,6 @@ def test_pairs_that_are_too_few_or_do_not_fit_the_options_are_one_line(
 def test_a_picture_that_ends_too_early_is_told_where_it_is_decoded(tmp_path: Path) -> None:
     file = write_targets(tmp_path, 6) / "target" / "3.png"
     file.write_bytes(file.read_bytes()[:-60])
-    source, _ = open_pairs(settings("pairs", tmp_path))
+    source = PairedPictures(settings("pairs", tmp_path))
     with pytest.raises(UserError, match=r"image '.*target/3\.png': cannot be decoded \(\w+\); remove or replace it"):
         source.pairs(np.arange(6), None)

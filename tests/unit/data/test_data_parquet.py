@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, EpochPart, load_splits
+from tasks.data import DataSettings, EpochPart, load_splits, open_source
 from tasks.data.dataset import WHOLE_EPOCH
-from tasks.data.parquet import LANES, open_parquet, side_by_side
+from tasks.data.parquet import LANES, side_by_side
 from tests.support.data.coloured_images import COLOURS, encoded
 
 IMAGES = [encoded(colour) for colour in COLOURS.values()]
@@ -64,7 +64,7 @@ def test_named_splits_are_used_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_shuffled_epoch_mixes_row_groups_and_reads_each_once_but_where_lanes_meet(shards: Path) -> None:
-    source, splits = open_parquet(settings(shards))
+    source, splits = open_source(settings(shards))
     order = source.shuffled(splits["train"], np.random.default_rng(0), 32)
     assert sorted(order) == sorted(splits["train"])
     groups = order.reshape(5, 32) // 10
@@ -96,7 +96,7 @@ def read_without(folder: Path, keep: set[int], part: EpochPart = WHOLE_EPOCH) ->
 
 def needed(folder: Path, rank: int, start: int = 0) -> set[int]:
     """The shards whose rows one of two ranks is given from batch `start` on."""
-    source, splits = open_parquet(settings(folder))
+    source, splits = open_source(settings(folder))
     rng = np.random.default_rng((3, 1))
     order = source.shuffled(splits["train"], rng, 16)[: 16 * (len(splits["train"]) // 16)].reshape(-1, 16)
     return set((np.array_split(order, 2, axis=1)[rank][start:] // 30).ravel().tolist())

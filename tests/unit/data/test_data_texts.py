@@ -11,17 +11,18 @@ import torch
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.samples.inputs import LONGEST_WORD, PADDING, UNKNOWN, Vocabulary, of_length, words_of
 from tasks.base.errors import UserError
-from tasks.data import DataSettings, load, load_splits
+from tasks.data import DataSettings, load, load_splits, open_source
 from tasks.data.dataset import DataDescription, describe
 from tasks.data.images import resize
-from tasks.data.texts import CLASSES, RULES, WORD_DROPOUT, TextSource, open_sentences
+from tasks.data.texts import CLASSES, RULES, WORD_DROPOUT, TextSource
 
 Write = Callable[[Path], None]
 ROWS = [(f"this {word} is number {number}", word) for number in range(12) for word in ("cat", "dog")]
 
 
 def sentences(**options: object) -> TextSource:
-    source, _ = open_sentences(DataSettings.model_validate({"kind": "texts", "images": 600, **options}))
+    source, _ = open_source(DataSettings.model_validate({"kind": "texts", "images": 600, **options}))
+    assert isinstance(source, TextSource)
     return source
 
 
@@ -87,7 +88,8 @@ def test_no_set_of_words_alone_tells_the_class() -> None:
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    source, splits = open_sentences(DataSettings(kind="texts", images=3000))
+    source, splits = open_source(DataSettings(kind="texts", images=3000))
+    assert isinstance(source, TextSource)
     texts = {name: [source.texts[index] for index in indices] for name, indices in splits.items()}
     counts = CountVectorizer()
     model = LogisticRegression(max_iter=300).fit(counts.fit_transform(texts["train"]), source.labels[splits["train"]])
