@@ -14,9 +14,8 @@ Legend: B batch, D draws, N boxes of an image, M boxes of an image at most.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,24 +58,8 @@ class AnnotatedImage:
     boxes: tuple[Box, ...]
 
 
-@dataclass(slots=True)
-class UnusedBoxes:
-    """Boxes that are left out or changed: their counts, and the first place, by reason."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def add(self, reason: str, where: str) -> None:
-        """Count a box, for a reason in words."""
-        self.counts[reason] += 1
-        self.first.setdefault(reason, where)
-
-    def told(self) -> tuple[str, ...]:
-        """A line for each reason."""
-        return tuple(
-            f"data: {count} {'box' if count == 1 else 'boxes'} {reason} (first: {self.first[reason]})"
-            for reason, count in self.counts.items()
-        )
+UnusedBoxes = dict[str, list[str]]
+"""The places of boxes that are left out or changed, by the reason in words."""
 
 
 def sized(where: str, width: object, height: object) -> tuple[int, int]:
@@ -96,15 +79,15 @@ def share_of(where: str, corners: Sequence[object], size: tuple[int, int], left_
     edges = [_number(where, name, value) for name, value in zip(names, corners, strict=True)]
     x0, y0, x1, y1 = edges
     if x1 <= x0 or y1 <= y0:
-        left_out.add(WITHOUT_AREA, where)
+        left_out.setdefault(WITHOUT_AREA, []).append(where)
         return None
     limits = (size[0], size[1]) * 2
     cut = [min(max(edge, 0.0), float(limit)) for edge, limit in zip(edges, limits, strict=True)]
     if cut[2] <= cut[0] or cut[3] <= cut[1]:
-        left_out.add(OUTSIDE, where)
+        left_out.setdefault(OUTSIDE, []).append(where)
         return None
     if max(abs(edge - inside) for edge, inside in zip(edges, cut, strict=True)) > SLACK_PX:
-        left_out.add(CUT, where)
+        left_out.setdefault(CUT, []).append(where)
     return cut[0] / size[0], cut[1] / size[1], cut[2] / size[0], cut[3] / size[1]
 
 
@@ -146,7 +129,10 @@ class BoxedPictures(Source):
             got = f"{len(images)} images without any box"
             raise UserError(f"data '{settings.path}'", got, next_step="choose another with data.path=FOLDER")
         self.class_names = (BACKGROUND, *names)
-        self.notes = left_out.told()
+        self.notes = tuple(
+            f"data: {len(places)} {'box' if len(places) == 1 else 'boxes'} {reason} (first: {places[0]})"
+            for reason, places in left_out.items()
+        )
         if unused := [name for name in declared if name not in names]:
             told = f"data: {len(unused)} of {len(declared)} classes have no box and are left out ({first_of(unused)})"
             self.notes += (told,)
@@ -268,7 +254,7 @@ class _Reader:
             image = self._known(entry, "image_id", self._images, where)
             category = self._known(entry, "category_id", self.names, where)
             if entry.get("iscrowd"):
-                self._left_out.add(CROWD, where)
+                self._left_out.setdefault(CROWD, []).append(where)
                 continue
             box = share_of(where, self._corners(entry, where), sizes[image], self._left_out)
             if box is not None:
@@ -397,7 +383,7 @@ def _read(root: Path, name: str, left_out: UnusedBoxes) -> AnnotatedImage:
         place = f"{where}, object {row}"
         label = _text(entry, "name", place)
         if (entry.findtext("difficult") or "0").strip() == "1":
-            left_out.add(DIFFICULT, place)
+            left_out.setdefault(DIFFICULT, []).append(place)
             continue
         low = [_from_zero(_text(entry, f"bndbox/{edge}", place)) for edge in ("xmin", "ymin")]
         high = [_text(entry, f"bndbox/{edge}", place) for edge in ("xmax", "ymax")]

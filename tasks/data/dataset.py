@@ -6,7 +6,7 @@ the same classes, size and scale.
 
 import hashlib
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +75,7 @@ class Dataset:
         self.form: AnyForm = form_of(settings, source.scaling)
         self._source = source
         self._indices = indices
-        self._mean, self._deviation = _scale_of_image(settings, settings.channels)
+        self._mean, self._deviation = scale_of_images(settings, settings.channels)
         self._scales = [_scale_of(settings, one) for one in (source.scaling.inputs or {}).values()]
 
     def __len__(self) -> int:
@@ -170,13 +170,13 @@ def _scale_of(settings: DataSettings, one: OtherInput | None) -> _Scale | None:
     if isinstance(one, TextPreparation):
         return None
     if not isinstance(one, NumbersPreparation):
-        return _scale_of_image(settings, settings.channels if one is None else one.channels)
+        return scale_of_images(settings, settings.channels if one is None else one.channels)
     shape = (-1, *(1,) * (len(one.shape) - 1))
     mean, deviation = (torch.tensor(values, dtype=torch.float64) for values in (one.mean, one.deviation))
     return mean.reshape(shape), deviation.reshape(shape)
 
 
-def _scale_of_image(settings: DataSettings, channels: int) -> _Scale:
+def scale_of_images(settings: DataSettings, channels: int) -> _Scale:
     """Mean and deviation of images, (C, 1, 1) each."""
     mean, deviation = (
         torch.tensor(settings.per_channel(values, channels)).reshape(channels, 1, 1)
@@ -271,7 +271,8 @@ class DataDescription(Stored):
         return {**content, "version": 2} if content.get("version") == 1 else content
 
     def told(self) -> dict[str, str]:
-        """Properties that must be equal -> their values in words."""
+        """Values in words of the properties in `differing`."""
+        inputs = [name if one is None else f"{name} ({one.line})" for name, one in (self.inputs or {}).items()]
         return {
             "problem": self.problem,
             "classes": f"{len(self.class_names)} classes ({first_of(self.class_names)})",
@@ -281,22 +282,15 @@ class DataDescription(Stored):
             "deviation": f"deviation {list(self.deviation)}",
             "signals": "no signals" if self.spectrogram is None else self.spectrogram.line,
             "words": "no texts" if self.vocabulary is None else f"{self.vocabulary.size} words",
-            "inputs": "one input" if self.inputs is None else f"inputs {_told_inputs(self.inputs)}",
+            "inputs": "one input" if self.inputs is None else f"inputs {' and '.join(inputs)}",
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
         """Names of the properties that differ."""
-        pairs = {
-            "problem": (self.problem, other.problem),
-            "classes": (self.class_names, other.class_names),
-            "channels": (self.channels, other.channels),
-            "resolution": (self.resolution, other.resolution),
-            "mean": (self.mean, other.mean),
-            "deviation": (self.deviation, other.deviation),
-            "signals": (self.spectrogram, other.spectrogram),
-            "words": (self.vocabulary, other.vocabulary),
-            "inputs": (list((self.inputs or {}).items()), list((other.inputs or {}).items())),
-        }
+        fields = {"classes": "class_names", "signals": "spectrogram", "words": "vocabulary"}
+        compared = ("problem", "classes", "channels", "resolution", "mean", "deviation", "signals", "words")
+        pairs = {name: [getattr(one, fields.get(name, name)) for one in (self, other)] for name in compared}
+        pairs["inputs"] = [list((one.inputs or {}).items()) for one in (self, other)]
         return [name for name, (own, others) in pairs.items() if own != others]
 
     def differs_by_training_alone(self, other: "DataDescription") -> bool:
@@ -309,10 +303,6 @@ class DataDescription(Stored):
         """The description without values learned from training samples."""
         inputs = None if self.inputs is None else {name: _untaught(one) for name, one in self.inputs.items()}
         return self.model_copy(update={"vocabulary": None, "inputs": inputs})
-
-
-def _told_inputs(inputs: Mapping[str, OtherInput | None]) -> str:
-    return " and ".join(name if one is None else f"{name} ({one.line})" for name, one in inputs.items())
 
 
 def _untaught(one: OtherInput | None) -> OtherInput | None:

@@ -22,8 +22,8 @@ from PIL import Image
 from torch.nn import functional
 
 from adaptive_runtime.base.arrays import Integers
-from tasks.data.dataset import Dataset
-from tasks.data.settings import CorruptionName, DriftSettings, StreamKind
+from tasks.data.dataset import Dataset, scale_of_images
+from tasks.data.settings import CorruptionName, DriftSettings
 from tasks.data.source import only
 
 TRUNCATION = 4
@@ -51,7 +51,9 @@ def gaussian_blurred(x_BCHW: torch.Tensor, deviation: float) -> torch.Tensor:
 
 
 def defocused(x_BCHW: torch.Tensor, radius: float, smoothing: float) -> torch.Tensor:
-    """Images convolved with a disc of this radius [pixels], smoothed by a 3 × 3 Gaussian; the rim is mirrored."""
+    """Images convolved with a disc of this radius [pixels], smoothed by a 3 × 3 Gaussian of a deviation [pixels]; the rim is
+    mirrored.
+    """
     reach = math.ceil(radius) + 1
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float32)
     disc_KK = ((offsets[:, None] ** 2 + offsets[None, :] ** 2) <= radius**2).float()
@@ -76,7 +78,7 @@ def _box_weights(old: int, new: int) -> torch.Tensor:
 
 
 def compressed(x_BCHW: torch.Tensor, quality: int) -> torch.Tensor:
-    """Images after JPEG compression."""
+    """Images after JPEG compression with a quality from 1 to 100."""
     pixels = (x_BCHW.movedim(1, -1) * 255).round().to(torch.uint8).numpy()
     found = np.stack([_through_jpeg(each, quality) for each in pixels])
     return torch.from_numpy(found).movedim(-1, 1).float() / 255
@@ -163,16 +165,6 @@ def impulse_noise(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Ten
     return torch.where(u_BCHW >= 1 - level[0] / 2, 1.0, peppered)
 
 
-def gaussian_blur(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Blur with a Gaussian. level: (standard deviation in pixels,)."""
-    return gaussian_blurred(x_BCHW, level[0])
-
-
-def defocus_blur(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Blur with a disc. level: (radius of the disc in pixels, standard deviation in pixels that smooths its rim)."""
-    return defocused(x_BCHW, *level)
-
-
 def fog(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
     """Add plasma noise, and scale the image so that its brightest value stays. level: (amount, decay of the noise)."""
     amount, decay = level
@@ -201,14 +193,9 @@ def pixelate(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
     return box_resized(box_resized(x_BCHW, (int(height * level[0]), int(width * level[0]))), (height, width))
 
 
-def jpeg(x_BCHW: torch.Tensor, level: Level, draws: Draws) -> torch.Tensor:
-    """Compress as JPEG. level: (quality of the compression, 1 to 100,)."""
-    return compressed(x_BCHW, int(level[0]))
-
-
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """A corruption. levels: for severities 1 to 5."""
+    """A corruption. levels: for severities 1 to 5; `apply` has their meaning."""
 
     apply: Callable[[torch.Tensor, Level, Draws], torch.Tensor]
     levels: tuple[Level, ...]
@@ -222,13 +209,18 @@ CORRUPTIONS: dict[CorruptionName, Corruption] = {
     "gaussian_noise": Corruption(gaussian_noise, _each(0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": Corruption(shot_noise, _each(500, 250, 100, 75, 50)),
     "impulse_noise": Corruption(impulse_noise, _each(0.01, 0.02, 0.03, 0.05, 0.07)),
-    "gaussian_blur": Corruption(gaussian_blur, _each(0.4, 0.6, 0.7, 0.8, 1)),
-    "defocus_blur": Corruption(defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "gaussian_blur": Corruption(
+        lambda x_BCHW, level, draws: gaussian_blurred(x_BCHW, *level), _each(0.4, 0.6, 0.7, 0.8, 1)
+    ),
+    "defocus_blur": Corruption(
+        lambda x_BCHW, level, draws: defocused(x_BCHW, *level),
+        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    ),
     "fog": Corruption(fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
     "brightness": Corruption(brightness, _each(0.05, 0.1, 0.15, 0.2, 0.3)),
     "contrast": Corruption(contrast, _each(0.75, 0.5, 0.4, 0.3, 0.15)),
     "pixelate": Corruption(pixelate, _each(0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg": Corruption(jpeg, _each(80, 65, 58, 50, 40)),
+    "jpeg": Corruption(lambda x_BCHW, level, draws: compressed(x_BCHW, int(level[0])), _each(80, 65, 58, 50, 40)),
 }
 
 
@@ -252,12 +244,30 @@ class StreamPlan(NamedTuple):
     severity: Integers
 
 
-Planner = Callable[[DriftSettings, NDArray[np.int64], np.random.Generator], StreamPlan]
-
-
 def plan_stream(settings: DriftSettings, labels: NDArray[np.int64]) -> StreamPlan:
     """The plan of a stream over images with these labels (M,); depends only on settings and labels."""
-    return PLANNERS[settings.stream](settings, labels, np.random.default_rng(settings.seed))
+    rng = np.random.default_rng(settings.seed)
+    if settings.stream == "clean":
+        return _phase(drawn(settings.images * settings.phases, len(labels), rng), 0, CLEAN)
+    if settings.stream == "shares":
+        return _shares(settings, labels, rng)
+    parts = []
+    for number in range(len(settings.corruptions)):
+        for severity in (settings.severity, CLEAN) if settings.stream == "returning" else (settings.severity,):
+            image = drawn(settings.images, len(labels), rng)
+            if settings.stream == "correlated":
+                image = image[correlated_order(labels[image], settings.concentration, rng)]
+            parts.append(_phase(image, number, severity))
+    plan = _joined(parts)
+    if settings.stream == "mixed":
+        order = rng.permutation(len(plan.image))
+        return StreamPlan(*(column[order] for column in plan))
+    if settings.stream == "gradual":  # severities 1 … s … 1, each for equally many images of a corruption
+        assert settings.severity <= SEVERITIES
+        steps = [*range(1, settings.severity + 1), *range(settings.severity - 1, 0, -1)]
+        severities = np.array(steps)[np.arange(settings.images) * len(steps) // settings.images]
+        return plan._replace(severity=np.tile(severities, len(settings.corruptions)))
+    return plan
 
 
 def drawn(count: int, available: int, rng: np.random.Generator) -> Integers:
@@ -272,43 +282,6 @@ def _joined(parts: list[StreamPlan]) -> StreamPlan:
 
 def _phase(image: Integers, corruption: int, severity: int) -> StreamPlan:
     return StreamPlan(image, np.full(len(image), corruption), np.full(len(image), severity))
-
-
-def _clean(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
-    return _phase(drawn(settings.images * settings.phases, len(labels), rng), 0, CLEAN)
-
-
-def _continual(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
-    return _joined(
-        [
-            _phase(drawn(settings.images, len(labels), rng), number, settings.severity)
-            for number in range(len(settings.corruptions))
-        ]
-    )
-
-
-def _mixed(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
-    plan = _continual(settings, labels, rng)
-    order = rng.permutation(len(plan.image))
-    return StreamPlan(*(column[order] for column in plan))
-
-
-def _gradual(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
-    """Severities 1 … s … 1, each for equally many images, within the images of a corruption."""
-    plan = _continual(settings, labels, rng)
-    assert settings.severity <= SEVERITIES
-    steps = [*range(1, settings.severity + 1), *range(settings.severity - 1, 0, -1)]
-    severity = np.array(steps)[np.arange(settings.images) * len(steps) // settings.images]
-    return plan._replace(severity=np.tile(severity, len(settings.corruptions)))
-
-
-def _correlated(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
-    parts = []
-    for number in range(len(settings.corruptions)):
-        image = drawn(settings.images, len(labels), rng)
-        order = correlated_order(labels[image], settings.concentration, rng)
-        parts.append(_phase(image[order], number, settings.severity))
-    return _joined(parts)
 
 
 def correlated_order(labels: Integers, concentration: float, rng: np.random.Generator) -> Integers:
@@ -328,14 +301,6 @@ def correlated_order(labels: Integers, concentration: float, rng: np.random.Gene
     return np.concatenate([slot[place] for slot in slots for place in rng.permutation(len(slot))])
 
 
-def _returning(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
-    parts = []
-    for number in range(len(settings.corruptions)):
-        for severity in (settings.severity, CLEAN):
-            parts.append(_phase(drawn(settings.images, len(labels), rng), number, severity))
-    return _joined(parts)
-
-
 def _shares(settings: DriftSettings, labels: Integers, rng: np.random.Generator) -> StreamPlan:
     """Draw images of each phase with replacement, by the phase's own class shares."""
     by_class = [np.flatnonzero(labels == name) for name in np.unique(labels)]
@@ -346,17 +311,6 @@ def _shares(settings: DriftSettings, labels: Integers, rng: np.random.Generator)
         image = np.array([rng.choice(by_class[name]) for name in chosen], dtype=np.int64)
         parts.append(_phase(image, 0, CLEAN))
     return _joined(parts)
-
-
-PLANNERS: dict[StreamKind, Planner] = {
-    "clean": _clean,
-    "continual": _continual,
-    "mixed": _mixed,
-    "gradual": _gradual,
-    "correlated": _correlated,
-    "returning": _returning,
-    "shares": _shares,
-}
 
 
 READ = 256
@@ -374,11 +328,7 @@ class LabelledImages(NamedTuple):
     @classmethod
     def of(cls, dataset: Dataset, most: int | None = None) -> "LabelledImages":
         """Images of a split in their order, at its resolution; at most `most`, None: all."""
-        settings = dataset.settings
-        mean, deviation = (
-            torch.tensor(settings.per_channel(values)).reshape(-1, 1, 1)
-            for values in (settings.mean, settings.deviation)
-        )
+        mean, deviation = scale_of_images(dataset.settings, dataset.channels)
         pixels: list[torch.Tensor] = []
         labels: list[NDArray[np.int64]] = []
         left = len(dataset) if most is None else most

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from importing import later_names
 from tasks.data.dataset import Dataset, Split
 from tasks.data.settings import DataSettings
-from tasks.data.source import Source, Splits, check_classes
+from tasks.data.source import Source, Splits, check_labels
 
 if TYPE_CHECKING:
     from tasks.data.boxes import coco, voc
@@ -61,7 +61,7 @@ def open_source(settings: DataSettings) -> tuple[Source, Splits]:
     source = SOURCES[settings.kind](settings)
     splits = source.splits(settings)
     if source.has_classes:
-        check_classes(source, splits, settings)
+        check_labels(source.labels, source.class_names, splits, settings)
     return source, splits
 
 

@@ -6,9 +6,11 @@ Legend: B batch, C channels, H height, W width, T words.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from adaptive_runtime.samples.inputs import Spectrogram, TextPreparation
 from tasks.base.errors import UserError
@@ -61,7 +63,25 @@ def _lacks(sample: str, *, has_text: bool) -> Mapping[str, str]:
     return {**LACKS[sample], "ncnn": LACKS["text"]["ncnn"]} if has_text else LACKS[sample]
 
 
-class SampleForm(NamedTuple):
+class _Form(ABC):
+    """The base of all forms of samples."""
+
+    @property
+    @abstractmethod
+    def lacks(self) -> Mapping[str, str]:
+        """Abilities that are not available yet for such samples, and the reasons; besides those that the learning problem
+        lacks.
+        """
+
+    def require(self, ability: str, where: str, next_step: str) -> None:
+        """UserError if samples lack an ability that a stage needs. where: the option or stage that asks for it."""
+        if reason := self.lacks.get(ability):
+            told = self.called if isinstance(self, SampleForm) else "several inputs"
+            raise UserError(where, f"{told} cannot do it yet: {reason}", next_step=next_step)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleForm(_Form):
     """The form of an input. shape: in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
 
     words: upper bound of numbers of words; None: images, or numbers beside them. of_signal: images are spectrograms.
@@ -70,6 +90,8 @@ class SampleForm(NamedTuple):
     shape: tuple[int, ...]
     words: int | None = None
     of_signal: bool = False
+    names: ClassVar[tuple[str, ...]] = ()
+    """Names of several inputs; a single input has none: its name is free."""
 
     @property
     def size(self) -> Size:
@@ -87,25 +109,14 @@ class SampleForm(NamedTuple):
         return _sizes(self.shape)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of several inputs; () for a single input, whose name is free."""
-        return ()
-
-    @property
     def facts(self) -> dict[str, Any]:
         """Arguments for a function that makes a network."""
         return {"in_chans": self.shape[0]} if self.words is None else {"num_words": self.words, "length": self.shape[0]}
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        """Abilities that are not available yet for such samples, and the reasons; besides those that the learning problem
-        lacks.
-        """
+        """Those of images, or of texts."""
         return _lacks("image" if self.words is None else "text", has_text=False)
-
-    def require(self, ability: str, where: str, next_step: str) -> None:
-        """UserError if samples lack an ability that a stage needs. where: the option or stage that asks for it."""
-        _require(self, ability, where, next_step)
 
     def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """The sizes that a network with these inputs (N, …) takes, if they differ from such samples; else None."""
@@ -151,22 +162,17 @@ class SampleForm(NamedTuple):
         return self.blank(samples) if self.words is None else torch.full_like(self.blank(samples), self.words - 1)
 
 
-class SeveralInputs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SeveralInputs(_Form):
     """Samples with several inputs by name, in the order of the network's inputs.
 
     Images, and sounds as images, are square and of one size; numbers and texts keep their shapes.
     """
 
     inputs: Mapping[str, SampleForm]
-
-    @property
-    def called(self) -> str:
-        """As `SampleForm.called`."""
-        return "samples"
-
-    @property
-    def words(self) -> None:
-        """None: samples as a whole are not texts."""
+    called: ClassVar[str] = "samples"
+    words: ClassVar[None] = None
+    """Samples as a whole are not texts."""
 
     @property
     def size(self) -> Size:
@@ -192,12 +198,8 @@ class SeveralInputs(NamedTuple):
 
     @property
     def lacks(self) -> Mapping[str, str]:
-        """As `SampleForm.lacks`."""
+        """Those of samples with several inputs."""
         return _lacks("sample", has_text=any(one.words for one in self.inputs.values()))
-
-    def require(self, ability: str, where: str, next_step: str) -> None:
-        """As `SampleForm.require`."""
-        _require(self, ability, where, next_step)
 
     def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """As `SampleForm.fault`; names and order count, too."""
@@ -246,7 +248,7 @@ def image_form(channels: int, resolution: int) -> SampleForm:
 def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
     """The form of data with a scaling."""
     of_signal = scaling.spectrogram is not None
-    image = image_form(settings.channels, settings.resolution)._replace(of_signal=of_signal)
+    image = replace(image_form(settings.channels, settings.resolution), of_signal=of_signal)
     if scaling.inputs is not None:
         return SeveralInputs({name: image if one is None else _form_of(one) for name, one in scaling.inputs.items()})
     return image if scaling.vocabulary is None else SampleForm((settings.resolution,), scaling.vocabulary.size)
@@ -257,19 +259,13 @@ def _form_of(one: OtherInput) -> SampleForm:
     if isinstance(one, TextPreparation):
         return SampleForm((one.length,), one.words)
     if isinstance(one, Spectrogram):
-        return image_form(one.channels, one.bands)._replace(of_signal=True)
+        return replace(image_form(one.channels, one.bands), of_signal=True)
     return SampleForm(one.shape)
 
 
 def placed(x: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     """The batch on a device; images and numbers in a type, numbers of words unchanged."""
     return each(x, lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device))
-
-
-def _require(form: AnyForm, ability: str, where: str, next_step: str) -> None:
-    if reason := form.lacks.get(ability):
-        told = form.called if isinstance(form, SampleForm) else "several inputs"
-        raise UserError(where, f"{told} cannot do it yet: {reason}", next_step=next_step)
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

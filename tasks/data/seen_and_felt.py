@@ -3,8 +3,6 @@
 Neither input alone decides the class: an image leaves as many classes as there are motions, a motion as many as there are
 characters. Everything about sample number i follows from the seed and i; the classes take turns. Legend: B batch, A three axes,
 T samples of a signal, D draws.
-
-Samples with several inputs: a synthesised source, and tables whose rows name images and have numbers.
 """
 
 import numpy as np

@@ -245,19 +245,21 @@ class DataSettings(BaseModel):
             raise ValueError(
                 f"data.clip_s={self.clip_s} with data.kind={self.kind}; it is for {', '.join(CLIPS_S)}, which need it"
             )
-        if (self.kind in WORDED) != (self.vocabulary is not None):
-            raise ValueError(f"data.vocabulary is for data.kind={', '.join(WORDED)}, which need it, not {self.kind}")
-        if (self.kind in IN_LINES) != (self.fields is not None):
-            raise ValueError(f"data.fields is for data.kind={', '.join(IN_LINES)}, which need it, not {self.kind}")
+        for name, kinds in (("vocabulary", WORDED), ("fields", IN_LINES)):
+            if (self.kind in kinds) != (getattr(self, name) is not None):
+                raise ValueError(f"data.{name} is for data.kind={', '.join(kinds)}, which need it, not {self.kind}")
         self._check_inputs()
         self._check_targets()
-        self._check_upscale()
-        for kinds, channels, why in (
+        if self.upscale > 1 and self.kind not in UPSCALED:
+            raise ValueError(f"data.upscale={self.upscale} is for data.kind={', '.join(UPSCALED)}, not {self.kind}")
+        if self.upscale == 1 and self.kind == "small_glyphs":
+            raise ValueError(f"data.upscale=1 with data.kind=small_glyphs; allowed: 2 to {MOST_UPSCALE}")
+        for limited, channels, why in (
             (("motion",), 3, "an accelerometer's axes"),
             (SOUNDED, 1, "spectrograms are grey"),
             (WRITTEN, 1, "texts have none"),
         ):
-            if self.kind in kinds and self.channels != channels:
+            if self.kind in limited and self.channels != channels:
                 got = f"data.channels={self.channels} with data.kind={self.kind}"
                 raise ValueError(f"{got}; allowed: {channels}, {why}")
         if any(value <= 0 for value in self.deviation):
@@ -293,13 +295,6 @@ class DataSettings(BaseModel):
             several = " and several data.targets" if self.targets else ""
             got = f"data.metric={self.metric} with data.kind={self.kind}{several}"
             raise ValueError(f"{got}; allowed: {', '.join(allowed)}")
-
-    def _check_upscale(self) -> None:
-        """ValueError for an `upscale` that does not fit the kind."""
-        if self.upscale > 1 and self.kind not in UPSCALED:
-            raise ValueError(f"data.upscale={self.upscale} is for data.kind={', '.join(UPSCALED)}, not {self.kind}")
-        if self.upscale == 1 and self.kind == "small_glyphs":
-            raise ValueError(f"data.upscale=1 with data.kind=small_glyphs; allowed: 2 to {MOST_UPSCALE}")
 
     @property
     def has_one_image(self) -> bool:

@@ -210,15 +210,10 @@ class Source(ABC):
         return complete_splits(dict(self.given or {"train": np.arange(len(self.labels))}), self, settings)
 
 
-def check_classes(source: Source, splits: Mapping[str, np.ndarray], settings: DataSettings) -> None:
-    """UserError for a split that lacks a class."""
-    check_labels(source.labels, source.class_names, splits, settings)
-
-
 def check_labels(
     labels: np.ndarray, names: Sequence[str], splits: Mapping[str, np.ndarray], settings: DataSettings
 ) -> None:
-    """Like `check_classes`, for labels (N,) and class names; also refuses a single class, which teaches nothing."""
+    """UserError for a split that lacks a class, and for a single class, which teaches nothing. labels: (N,)."""
     if len(names) == 1:
         raise UserError(
             f"data '{settings.path or settings.kind}'",
@@ -235,6 +230,14 @@ def check_labels(
                 f"no {settings.sample} of {len(missing)} of {len(counts)} classes in {name}: {first_of(missing)}",
                 next_step=f"add {settings.sample}s of each class",
             )
+
+
+def first_classes(classes: Any, count: int | None, called: str) -> Any:
+    """The first `count` of a sequence of classes; None: all. UserError: there are fewer. called: the classes in the message."""
+    if count is not None and count > len(classes):
+        got = f"there are {len(classes)} {called}, not {count}"
+        raise UserError("data.classes", got, next_step="ask for fewer")
+    return classes[:count]
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:
@@ -318,26 +321,6 @@ def split_folders(settings: DataSettings) -> dict[str, Path]:
     return found if "train" in found else {"train": root}
 
 
-def split_by_shares(
-    indices: np.ndarray, source: Source, share: float, settings: DataSettings, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """The kept and the held-out indices, both sorted, stratified by class and fixed by `settings.seed`.
-
-    Raises UserError if a class has too few images to be in both.
-    """
-    labels = source.labels[indices]
-    try:
-        kept, held = stratified(labels, round(share * len(indices)), settings.seed)
-    except TooFewError as error:
-        own = "" if settings.kind == "pairs" else f" {_of_classes(source, labels)}"
-        raise UserError(
-            f"data '{settings.path or settings.kind}'",
-            f"{len(indices)} {settings.sample}s{own}: too few to hold out {share:.0%} for {name}",
-            next_step=f"add {settings.sample}s or give a {name} folder",
-        ) from error
-    return np.sort(indices[kept]), np.sort(indices[held])
-
-
 def _of_classes(source: Source, labels: np.ndarray) -> str:
     """The classes with fewest images: names of classes without any, or the smallest class with its number."""
     names = source.class_names
@@ -349,12 +332,25 @@ def _of_classes(source: Source, labels: np.ndarray) -> str:
 
 
 def complete_splits(splits: Splits, source: Source, settings: DataSettings) -> Splits:
-    """Give validation and test, if missing, their shares of the training images."""
+    """Give validation and test, if missing, their shares of the training images: stratified by class, fixed by `settings.seed`.
+
+    UserError: a class has too few images to be in both.
+    """
     total = len(splits["train"])
     for name, share in (("test", settings.test_share), ("validation", settings.validation_share)):
         if name not in splits:
-            left = share * total / len(splits["train"])
-            splits["train"], splits[name] = split_by_shares(splits["train"], source, left, settings, name)
+            indices = splits["train"]
+            left, labels = share * total / len(indices), source.labels[indices]
+            try:
+                kept, held = stratified(labels, round(left * len(indices)), settings.seed)
+            except TooFewError as error:
+                own = "" if settings.kind == "pairs" else f" {_of_classes(source, labels)}"
+                raise UserError(
+                    f"data '{settings.path or settings.kind}'",
+                    f"{len(indices)} {settings.sample}s{own}: too few to hold out {left:.0%} for {name}",
+                    next_step=f"add {settings.sample}s or give a {name} folder",
+                ) from error
+            splits["train"], splits[name] = np.sort(indices[kept]), np.sort(indices[held])
     return splits
 
 

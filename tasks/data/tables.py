@@ -6,10 +6,11 @@ text, A targets.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -43,17 +44,11 @@ SUFFIXES = (".csv", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A file with R `rows`. files: file names of images and sounds, by input; texts, numbers (R, V): by input.
-
-    labels (R,): by target, as texts.
-    """
+    """A file with R rows. columns: by input, names of files or texts (R,), or numbers (R, V). labels (R,): by target, texts."""
 
     file: Path
-    files: dict[str, NDArray[np.str_]]
-    texts: dict[str, list[str]]
-    numbers: dict[str, NDArray[np.float64]]
+    columns: dict[str, NDArray[Any]]
     labels: dict[str, NDArray[np.str_]]
-    rows: int
 
 
 class TableSamples(Source):
@@ -73,23 +68,25 @@ class TableSamples(Source):
         tables = [table for own in by_split.values() for table in own]
         self._settings, self._inputs = settings, settings.inputs
         self._decoder = Decoder(settings)
-        self._places, self.given = numbered(
-            {
-                split: [(table.file, row) for table in own for row in range(table.rows)]
-                for split, own in by_split.items()
-            }
-        )
-        self._files = {name: np.concatenate([table.files[name] for table in tables]) for name in tables[0].files}
-        self._texts = {name: [text for table in tables for text in table.texts[name]] for name in tables[0].texts}
-        self._numbers = {name: np.concatenate([table.numbers[name] for table in tables]) for name in tables[0].numbers}
-        self._clips = {name: self._clips_of(name) for name, wanted in self._inputs.items() if wanted == "sound"}
+        rows = {split: [_places(table) for table in own] for split, own in by_split.items()}
+        self._places, self.given = numbered({split: list(chain(*own)) for split, own in rows.items()})
+        self._columns = {name: np.concatenate([table.columns[name] for table in tables]) for name in self._inputs}
+        self._clips: dict[str, WavClips] = {}
+        for name in (name for name, wanted in self._inputs.items() if wanted == "sound"):
+            rows_R = range(len(self._places))
+            files_R, told_R = [self._path(name, row) for row in rows_R], [self._told(name, row) for row in rows_R]
+            self._clips[name] = WavClips(settings, files_R, told_R)
         names = tables[0].labels
         found = {name: _classes(np.concatenate([table.labels[name] for table in tables])) for name in names}
         self.classes = {name: classes for name, (classes, _) in found.items()}
         self.heads = {name: len(classes) for name, classes in self.classes.items()}
         self.targets = np.stack([labels_R for _, labels_R in found.values()], 1)
         self.labels = self.targets[:, 0]
-        self.class_names = _named(self.classes)
+        self.class_names = tuple(
+            f"{target}: {name}" if len(self.classes) > 1 else name
+            for target, own in self.classes.items()
+            for name in own
+        )
         self.scaling = SCALING
 
     def splits(self, settings: DataSettings) -> Splits:
@@ -117,11 +114,10 @@ class TableSamples(Source):
         length = self._settings.words
         assert length is not None
         vocabulary: Vocabulary | None = None
-        if self._texts:
-            known = [texts[row] for texts in self._texts.values() for row in train]
-            vocabulary = vocabulary_of(known, self._settings)
-            self._tokens = {name: vocabulary.tokens(texts, length) for name, texts in self._texts.items()}
-            self.notes = told_longer([text for texts in self._texts.values() for text in texts], length)
+        if texts := {name: self._columns[name].tolist() for name, wanted in self._inputs.items() if wanted == "text"}:
+            vocabulary = vocabulary_of([own[row] for own in texts.values() for row in train], self._settings)
+            self._tokens = {name: vocabulary.tokens(own, length) for name, own in texts.items()}
+            self.notes = told_longer(list(chain(*texts.values())), length)
         found: dict[str, OtherInput | None] = {}
         for name, wanted in self._inputs.items():
             if wanted == "image":
@@ -132,7 +128,7 @@ class TableSamples(Source):
                 assert vocabulary is not None
                 found[name] = text_preparation(vocabulary, length, length)
             else:
-                found[name] = _numbers_preparation(wanted, self._numbers[name][train])
+                found[name] = _numbers_preparation(wanted, self._columns[name][train])
         self.scaling = SCALING._replace(inputs=found, vocabulary=vocabulary)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
@@ -156,15 +152,10 @@ class TableSamples(Source):
             return self._clips[name].images(indices, draws)
         if wanted == "text":
             return augmented(self._tokens[name][indices], draws)
-        return torch.from_numpy(self._numbers[name][indices])
-
-    def _clips_of(self, name: str) -> WavClips:
-        rows = range(len(self._places))
-        files = [self._path(name, row) for row in rows]
-        return WavClips(self._settings, files, [self._told(name, row) for row in rows])
+        return torch.from_numpy(self._columns[name][indices])
 
     def _path(self, name: str, index: int) -> Path:
-        return self._places[index][0].parent / str(self._files[name][index])
+        return self._places[index][0].parent / str(self._columns[name][index])
 
     def _told(self, name: str, index: int) -> str:
         """A file with its place, for messages."""
@@ -172,18 +163,16 @@ class TableSamples(Source):
         return f"'{self._path(name, index)}' of row {row + 1} of '{table}'"
 
 
+def _places(table: _Table) -> list[tuple[Path, int]]:
+    """The file and the number of each row."""
+    return [(table.file, row) for row in range(len(next(iter(table.labels.values()))))]
+
+
 def _classes(names_R: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """The names of classes, and the class of each row; whole numbers are sorted as numbers."""
     are_numbers = all(WHOLE.fullmatch(name) for name in np.unique(names_R))
     classes, labels_R = np.unique(names_R.astype(np.int64) if are_numbers else names_R, return_inverse=True)
     return tuple(map(str, classes.tolist())), labels_R
-
-
-def _named(classes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The names of all classes; for several targets, `TARGET: CLASS`."""
-    if len(classes) == 1:
-        return next(iter(classes.values()))
-    return tuple(f"{target}: {name}" for target, names in classes.items() for name in names)
 
 
 def _numbers_preparation(names: tuple[str, ...], values_RV: NDArray[np.float64]) -> NumbersPreparation:
@@ -207,20 +196,18 @@ def _read(file: Path, settings: DataSettings) -> _Table:
         raise UserError(where, f"cannot be read ({shortened(error, 80)})", next_step="remove or replace it") from error
     if not table.num_rows:
         raise UserError(where, "has no rows", next_step="remove it")
-    files: dict[str, NDArray[np.str_]] = {}
-    texts: dict[str, list[str]] = {}
-    numbers: dict[str, NDArray[np.float64]] = {}
+    columns: dict[str, NDArray[Any]] = {}
     for name, wanted in settings.inputs.items():
         if isinstance(wanted, tuple):
-            numbers[name] = np.stack([_numbers(where, one, _column(where, one, table)) for one in wanted], 1)
+            columns[name] = np.stack([_numbers(where, one, _column(where, one, table)) for one in wanted], 1)
         elif wanted == "text":
-            texts[name] = _written(where, name, _column(where, name, table))
+            columns[name] = _written(where, name, _column(where, name, table))
         else:
-            files[name] = _texts(where, name, _column(where, name, table))
-            for row, one in enumerate(files[name], 1):
+            columns[name] = _texts(where, name, _column(where, name, table))
+            for row, one in enumerate(columns[name], 1):
                 named_file(where, row, name, one, file.parent, settings.path or file.parent)
     labels = {name: _texts(where, name, _column(where, name, table)) for name in settings.targets or (LABEL,)}
-    return _Table(file, files, texts, numbers, labels, table.num_rows)
+    return _Table(file, columns, labels)
 
 
 def _csv(file: Path, settings: DataSettings) -> pyarrow.Table:
@@ -247,13 +234,13 @@ def _texts(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.st
     return found
 
 
-def _written(where: str, name: str, column: pyarrow.ChunkedArray) -> list[str]:
+def _written(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.object_]:
     found = ["" if one is None else str(one) for one in column.to_pylist()]
     for row, text in enumerate(found):
         if not words_of(text):
             got = f"row {row + 1}: column '{name}' has no words"
             raise UserError(where, got, next_step="fill or remove it")
-    return found
+    return np.array(found, dtype=object)
 
 
 def _numbers(where: str, name: str, column: pyarrow.ChunkedArray) -> NDArray[np.float64]:

@@ -41,8 +41,9 @@ from tasks.data.source import (
     UNSCALED,
     Source,
     Splits,
-    check_classes,
+    check_labels,
     files_of_splits,
+    first_classes,
     first_of,
     numbered,
     unreadable,
@@ -93,11 +94,6 @@ _TAG_OF = {"NOUN": "thing", "PLACE": "place", "DAY": "time"}
 _CLAUSES = {"GOOD": "good", "BAD": "bad", "WISHED": "wished"}
 LOST, MISSPELT = 0.01, 0.02
 """Share of the words that are left out, and share that lack a letter."""
-
-
-def sentence(name: str, rng: np.random.Generator) -> str:
-    """A sentence of a class with its noise, drawn by `rng`."""
-    return " ".join(tagged_sentence(name, rng)[0])
 
 
 def tagged_sentence(name: str, rng: np.random.Generator) -> tuple[list[str], list[str]]:
@@ -229,7 +225,7 @@ def labelled_lines(settings: DataSettings) -> TextSource:
     labels = np.array([numbers[str(row.label)] for row in rows], dtype=np.int64)
     source = TextSource(settings, [row.text for row in rows], labels, names)
     source.given = splits
-    check_classes(source, splits, settings)
+    check_labels(labels, names, splits, settings)
     return source
 
 
@@ -341,10 +337,7 @@ def _fields(line: str, fields: TextFields) -> tuple[str, Any]:
 
 def sentences(settings: DataSettings) -> TextSource:
     """Sentences of the grammar; the classes take turns. UserError: too many classes."""
-    if settings.classes is not None and settings.classes > len(CLASSES):
-        got = f"there are {len(CLASSES)} kinds of {settings.kind}, not {settings.classes}"
-        raise UserError("data.classes", got, next_step="ask for fewer")
-    names = CLASSES[: settings.classes]
+    names = first_classes(CLASSES, settings.classes, f"kinds of {settings.kind}")
     rows, labels = _derived_texts(settings, names)
     return TextSource(settings, [" ".join(words) for words, _ in rows], labels, names)
 

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from tasks.base.errors import UserError
 from tasks.data.drawn.characters import CharacterImages, colour, distinct_characters
 from tasks.data.drawn.variation import Numbers, Placing, per_image, placed
 from tasks.data.images import DRAWS
@@ -31,7 +30,7 @@ from tasks.data.problems.detection import COLUMNS, packed
 from tasks.data.problems.restoration import CHANNELS
 from tasks.data.problems.segmentation import moved
 from tasks.data.settings import DataSettings
-from tasks.data.source import Source, Splits
+from tasks.data.source import Source, Splits, first_classes
 
 BACKGROUND = "background"
 CHARACTERS = "0123456789ABCDEFGHJKLMNPRSTUVWXYZ"
@@ -61,7 +60,7 @@ class GlyphScenes(CharacterImages):
     """Scenes of several characters; class k is the character number k, and class 0 the background."""
 
     def __init__(self, settings: DataSettings) -> None:
-        characters = _scene_characters(settings.classes or DEFAULT_CHARACTERS)
+        characters = first_classes(CHARACTERS, settings.classes or DEFAULT_CHARACTERS, "characters in scenes")
         super().__init__(settings, characters, (BACKGROUND, *characters))
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -145,13 +144,6 @@ def _row(is_seen_HW: np.ndarray, label: int, least_pixels: float) -> tuple[float
     return label, columns[0] / width, rows[0] / height, (columns[-1] + 1) / width, (rows[-1] + 1) / height
 
 
-def _scene_characters(classes: int) -> str:
-    if classes > len(CHARACTERS):
-        got = f"there are {len(CHARACTERS)} characters in scenes, not {classes}"
-        raise UserError("data.classes", got, next_step="ask for fewer")
-    return CHARACTERS[:classes]
-
-
 def _placing(numbers: Numbers) -> Placing:
     """A placing upright within 15 degrees, 30 to 55 % of the image high, wholly inside the image or nearly so."""
     half, stretch = numbers.between(0.3, 0.55), numbers.between(-0.15, 0.15).exp()
@@ -174,7 +166,7 @@ class Glyphs(CharacterImages):
     """Images of one character each; a class is a character."""
 
     def __init__(self, settings: DataSettings) -> None:
-        characters = _characters(settings.classes)
+        characters = first_classes(distinct_characters(), settings.classes, "characters")
         super().__init__(settings, characters, tuple(characters))
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -259,15 +251,6 @@ class Glyphs(CharacterImages):
             tint_BC = self._tint(numbers)
             colours.append(colour(light + contrast * numbers.between(low, high), tint_BC))
         return colours
-
-
-def _characters(classes: int | None) -> str:
-    characters = distinct_characters()
-    if classes is not None and classes > len(characters):
-        raise UserError(
-            "data.classes", f"there are {len(characters)} characters, not {classes}", next_step="ask for fewer"
-        )
-    return characters[:classes]
 
 
 class GlyphPairs(Source):

@@ -1,15 +1,11 @@
-"""The box that each anchor has to find. Legend: P anchors, M boxes of an image; boxes and anchors are (x0, y0, x1, y1) [px].
-A match (P,) is the number of a box, or `BACKGROUND`, or `BETWEEN` for anchors that no loss counts.
+"""Losses of detectors from boxes and from a teacher, on raw outputs; a record for each head, as in torchvision's networks.
 
-Losses of detectors from boxes, on raw outputs; a record for each head.
+Matches (P,) are the numbers of the boxes that anchors have to find, or `BACKGROUND`, or `BETWEEN` for anchors that no loss
+counts. A student learns from the anchors at which its teacher is most certain of an object; nearly all others are background.
+Source: Learning Efficient Object Detection Models with Knowledge Distillation (NeurIPS 2017) §3, where background counts less.
 
-Legend: B batch, P anchors, K classes with the background, C columns of a raw output, M boxes of an image at most, F anchors
-that have a box. Boxes and anchors are (x0, y0, x1, y1) [px]. The losses are those of torchvision's networks.
-
-Distillation of detectors on raw outputs. Legend: B batch, P anchors, C columns, N of P anchors, H and W rows and columns.
-
-A student learns from the anchors at which its teacher is most certain of an object; nearly all others are background. Source:
-Learning Efficient Object Detection Models with Knowledge Distillation (NeurIPS 2017) §3, where background counts less.
+Legend: B batch, P anchors, N of these, F anchors that have a box, M boxes of an image at most, K classes with the background,
+C columns of a raw output, H and W rows and columns. Boxes and anchors are (x0, y0, x1, y1) [px].
 """
 
 from __future__ import annotations
@@ -216,39 +212,23 @@ def _surest(logits_BPK2: torch.Tensor) -> torch.Tensor:
     return logits_BPK2[..., 0].amax(2).sigmoid()
 
 
-def _same(codes: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Unchanged regressions: default boxes grow with the image."""
-    return codes
-
-
 def _grown(codes_BP4: torch.Tensor, ratio: float) -> torch.Tensor:
     """Regressions relative to anchors with fixed sides [px]: in a larger image, anchors are smaller relative to objects."""
     growth = torch.log(codes_BP4.new_tensor(ratio))
     return torch.cat([codes_BP4[..., :2] / ratio, codes_BP4[..., 2:] - growth], -1)
 
 
-def _shrunk(codes_BP4: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Distances in units of the anchors' sides, which are fixed [px]."""
-    return codes_BP4 / ratio
-
-
-def _without_counts(
-    match: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]:
-    return lambda boxes_M4, anchors_P4, counts: match(boxes_M4, anchors_P4)
-
-
 LOSSES: Mapping[str, DetectionLoss] = MappingProxyType(
     {
         "ssdlite": DetectionLoss(
-            matched=_without_counts(matched_best),
+            matched=lambda boxes_M4, anchors_P4, counts: matched_best(boxes_M4, anchors_P4),
             parts=ssd_parts,
             logits=lambda raw_BPC: raw_BPC[..., :-4],
             sure=lambda logits_BPK: 1 - logits_BPK.softmax(2)[..., 0],
-            rescaled=_same,
+            rescaled=lambda codes_BP4, ratio: codes_BP4,  # default boxes grow with the image
         ),
         "retinanet": DetectionLoss(
-            matched=_without_counts(matched_between),
+            matched=lambda boxes_M4, anchors_P4, counts: matched_between(boxes_M4, anchors_P4),
             parts=retinanet_parts,
             logits=lambda raw_BPC: _two_ways(raw_BPC[..., :-4]),
             sure=_surest,
@@ -259,7 +239,7 @@ LOSSES: Mapping[str, DetectionLoss] = MappingProxyType(
             parts=fcos_parts,
             logits=lambda raw_BPC: _two_ways(raw_BPC[..., :-5]),
             sure=_surest,
-            rescaled=_shrunk,
+            rescaled=lambda codes_BP4, ratio: codes_BP4 / ratio,  # in units of the anchors' sides, which are fixed [px]
         ),
     }
 )

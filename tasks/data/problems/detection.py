@@ -1,22 +1,16 @@
 """Detection: boxes of objects with their classes, by the heads that `adaptive_runtime.samples.boxes` decodes.
 
-Average precision, as in COCO. Legend: D detections of an image, M its boxes, T thresholds of IoU, K classes, R recalls.
+Raw outputs (B, P, C) have a row for each anchor. A target (B, M, 5) float32 has rows of a class and a box (x0, y0, x1, y1), in
+shares of the image's width and height, so SubNets of all resolutions are judged by the same boxes. Classes are numbered from
+1, since 0 is the background; rows without a box have `ABSENT`. Images are square.
 
-A detection is right at a threshold if its overlap with a box of its class reaches the threshold and no better detection has
-taken the box. The precision at a recall is the largest one at any recall not below it; it is averaged over 101 recalls.
-Sources: The PASCAL Visual Object Classes Challenge (IJCV 2010) §4.2; Microsoft COCO: Common Objects in Context (ECCV 2014), and
-the rules on cocodataset.org.
+The score is the average precision, as in COCO. A detection is right at a threshold if its overlap with a box of its class
+reaches the threshold and no better detection has taken the box. The precision at a recall is the largest one at any recall not
+below it; it is averaged over 101 recalls. Sources: The PASCAL Visual Object Classes Challenge (IJCV 2010) §4.2; Microsoft
+COCO: Common Objects in Context (ECCV 2014), and the rules on cocodataset.org.
 
-Targets of detection: boxes with classes. Legend: B batch, M boxes of an image at most, N boxes of an image.
-
-A target (B, M, 5) float32 has rows of a class and a box (x0, y0, x1, y1), in shares of the image's width and height, so that it
-fits images of all resolutions. Classes are numbered from 1, since 0 is the background; rows without a box have `ABSENT`.
-
-Detection: boxes of objects with their classes; a record for each head.
-
-Raw outputs (B, P, C) have a row for each anchor (`adaptive_runtime.samples.boxes`). Targets are those of
-`tasks.data.problems.detection`, in shares of the image, so SubNets of all resolutions are judged by the same
-boxes. Images are square. Legend: B batch, M boxes of an image at most, P anchors, C columns, K classes, N images.
+Legend: B batch, P anchors, C columns, K classes, N images, or boxes of an image, D detections of an image, M boxes of an image
+at most, T thresholds of IoU, R recalls.
 """
 
 from __future__ import annotations

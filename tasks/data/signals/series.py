@@ -15,10 +15,10 @@ import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
 
-from adaptive_runtime.samples.inputs import Spectrogram, fitted
+from adaptive_runtime.samples.inputs import fitted
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
-from tasks.data.signals.synthesised import MOTION_WINDOW_S, window_samples
+from tasks.data.signals.synthesised import MOTION_WINDOW_S, spectrogram_of
 from tasks.data.source import UNSCALED, Source, Splits, complete_splits, files_of_splits, numbered
 
 KEYS = ("series", "time_s", "label")
@@ -56,14 +56,8 @@ class SeriesWindows(Source):
         samples = max(16, round(settings.clip_s * rate_hz))
         self.class_names = tuple(np.unique(np.concatenate([table.labels_S for table in tables])).tolist())
         values_RC = np.concatenate([table.values_RC for table in tables])
-        self.spectrogram = Spectrogram(
-            sampling_rate_hz=rate_hz,
-            channels=len(first.channels),
-            samples=samples,
-            window=window_samples(MOTION_WINDOW_S, rate_hz, samples),
-            bands=settings.resolution,
-            full_scale=float(np.abs(values_RC).max()) or 1.0,
-        )
+        axes = {"channels": len(first.channels), "full_scale": float(np.abs(values_RC).max()) or 1.0}
+        self.spectrogram = spectrogram_of(MOTION_WINDOW_S, rate_hz, samples, settings.resolution, **axes)
         self.scaling = UNSCALED._replace(spectrogram=self.spectrogram)
         series = [part for table in tables for part in np.split(table.values_RC, table.starts_S[1:])]
         self._series_CT = [np.ascontiguousarray(values_TC.T) for values_TC in series]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.io import wavfile
 from scipy.signal import lfilter
 
-from adaptive_runtime.samples.inputs import Spectrogram, fitted
+from adaptive_runtime.samples.inputs import fitted
 from tasks.base.errors import UserError
 from tasks.data.drawn.variation import uniforms
 from tasks.data.folders import class_files
@@ -30,7 +30,7 @@ from tasks.data.signals.synthesised import (
     SOUND_WINDOW_S,
     Array,
     SynthesisedSignals,
-    window_samples,
+    spectrogram_of,
 )
 from tasks.data.source import UNSCALED, Source
 
@@ -47,19 +47,14 @@ EDGE_S = 0.02
 TAPE_S = 20
 
 
-def sound_spectrogram(sampling_rate_hz: int, samples: int, bands: int) -> Spectrogram:
-    """The spectrogram of sounds in [-1, 1]."""
-    window = window_samples(SOUND_WINDOW_S, sampling_rate_hz, samples)
-    return Spectrogram(sampling_rate_hz=sampling_rate_hz, samples=samples, window=window, bands=bands)
-
-
 class SynthesisedSounds(SynthesisedSignals):
     """Synthesised sounds, with a tape of noise in memory."""
 
     def __init__(self, settings: DataSettings) -> None:
         assert settings.clip_s is not None
         samples = round(settings.clip_s * SAMPLING_RATE_HZ)
-        super().__init__(settings, NAMES, sound_spectrogram(SAMPLING_RATE_HZ, samples, settings.resolution))
+        spectrogram = spectrogram_of(SOUND_WINDOW_S, SAMPLING_RATE_HZ, samples, settings.resolution)
+        super().__init__(settings, NAMES, spectrogram)
         self._clip_s = settings.clip_s
         white = np.random.default_rng(settings.seed).standard_normal(samples + TAPE_S * SAMPLING_RATE_HZ)
         tape = (white + lfilter([0.3], [1, -0.95], white)).astype(np.float32)
@@ -124,7 +119,8 @@ class WavClips:
         self._files, self._names = files, names
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
         rate_hz = self._same_rate(list(self._pool.map(_rate_hz, files, names)))
-        self.spectrogram = sound_spectrogram(rate_hz, round(settings.clip_s * rate_hz), settings.resolution)
+        samples = round(settings.clip_s * rate_hz)
+        self.spectrogram = spectrogram_of(SOUND_WINDOW_S, rate_hz, samples, settings.resolution)
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         """Spectrograms (B, 1, H, W) of the middle of each sound; `draws` change the part and the loudness."""

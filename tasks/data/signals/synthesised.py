@@ -14,6 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,11 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from adaptive_runtime.samples.inputs import Spectrogram
-from tasks.base.errors import UserError
 from tasks.data.drawn.variation import uniforms
 from tasks.data.images import DRAWS
 from tasks.data.settings import DataSettings
-from tasks.data.source import UNSCALED, Source
+from tasks.data.source import UNSCALED, Source, first_classes
 
 SOUND_WINDOW_S = 0.032
 MOTION_WINDOW_S = 1.28
@@ -36,9 +36,10 @@ MOST_SHARE = 4
 """A window is at most a quarter of a signal."""
 
 
-def window_samples(window_s: float, sampling_rate_hz: float, samples: int) -> int:
-    """Samples of a window in a signal of `samples`."""
-    return max(LEAST_WINDOW_SAMPLES, min(round(window_s * sampling_rate_hz), samples // MOST_SHARE))
+def spectrogram_of(window_s: float, rate_hz: float, samples: int, bands: int, **options: Any) -> Spectrogram:
+    """The spectrogram of signals of `samples`. rate_hz: sampling rate. options: other fields of `Spectrogram`."""
+    window = max(LEAST_WINDOW_SAMPLES, min(round(window_s * rate_hz), samples // MOST_SHARE))
+    return Spectrogram(sampling_rate_hz=rate_hz, samples=samples, window=window, bands=bands, **options)
 
 
 Array = NDArray[np.floating[Any]]
@@ -71,14 +72,6 @@ def _sweep(t_NT: Array, low_N1: Array, octaves: Array | float) -> Array:
     return sine(low_N1 * (np.exp(rate * t_NT) - 1) / rate)
 
 
-def _rising(t_NT: Array, p_NP: Array) -> Array:
-    return _sweep(t_NT, between(p_NP[:, 0], 200, 1000), between(p_NP[:, 1], 1, 3))
-
-
-def _falling(t_NT: Array, p_NP: Array) -> Array:
-    return _sweep(t_NT, between(p_NP[:, 0], 800, 4000), -between(p_NP[:, 1], 1, 3))
-
-
 def _siren(t_NT: Array, p_NP: Array) -> Array:
     """A tone whose pitch goes up and down."""
     pitch, rate = between(p_NP[:, 0], 400, 1800), between(p_NP[:, 1], 2, 6)
@@ -103,16 +96,10 @@ def _bell(t_NT: Array, p_NP: Array) -> Array:
     return np.add.reduce(list(parts))
 
 
-def _buzz(t_NT: Array, p_NP: Array) -> Array:
-    """All harmonics of a pitch."""
+def _harmonic(t_NT: Array, p_NP: Array, numbers: Sequence[int]) -> Array:
+    """Harmonics of a pitch by their numbers."""
     pitch = between(p_NP[:, 0], 90, 400)
-    return np.add.reduce([sine(pitch * number * t_NT) / number for number in range(1, HARMONICS + 1)])
-
-
-def _hollow(t_NT: Array, p_NP: Array) -> Array:
-    """Only the odd harmonics of a pitch."""
-    pitch = between(p_NP[:, 0], 90, 400)
-    return np.add.reduce([sine(pitch * number * t_NT) / number for number in range(1, 2 * HARMONICS, 2)])
+    return np.add.reduce([sine(pitch * number * t_NT) / number for number in numbers])
 
 
 def _knocks(t_NT: Array, p_NP: Array) -> Array:
@@ -124,14 +111,14 @@ def _knocks(t_NT: Array, p_NP: Array) -> Array:
 EVENTS: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
     {
         "tone": _tone,
-        "rising": _rising,
-        "falling": _falling,
+        "rising": lambda t_NT, p_NP: _sweep(t_NT, between(p_NP[:, 0], 200, 1000), between(p_NP[:, 1], 1, 3)),
+        "falling": lambda t_NT, p_NP: _sweep(t_NT, between(p_NP[:, 0], 800, 4000), -between(p_NP[:, 1], 1, 3)),
         "siren": _siren,
         "tremolo": _tremolo,
         "beeps": _beeps,
         "bell": _bell,
-        "buzz": _buzz,
-        "hollow": _hollow,
+        "buzz": partial(_harmonic, numbers=range(1, HARMONICS + 1)),
+        "hollow": partial(_harmonic, numbers=range(1, 2 * HARMONICS, 2)),
         "knocks": _knocks,
     }
 )
@@ -158,22 +145,6 @@ def _gait(t_NT: Array, p_NP: Array, rate: tuple[float, float], height: tuple[flo
     cycles = steps * t_NT
     up = sine(cycles) + impact * sine(2 * cycles + p_NP[:, 2:3]) + impact**2 * sine(3 * cycles + p_NP[:, 3:4])
     return _axes(0.35 * strong * sine(cycles / 2), 0.4 * strong * sine(cycles + 0.25), strong * up)
-
-
-def _walking(t_NT: Array, p_NP: Array) -> Array:
-    return _gait(t_NT, p_NP, (1.6, 2.1), (0.18, 0.4), 0.35)
-
-
-def _running(t_NT: Array, p_NP: Array) -> Array:
-    return _gait(t_NT, p_NP, (2.3, 3.2), (0.6, 1.3), 0.45)
-
-
-def _upstairs(t_NT: Array, p_NP: Array) -> Array:
-    return _gait(t_NT, p_NP, (1.2, 1.7), (0.14, 0.3), 0.2)
-
-
-def _downstairs(t_NT: Array, p_NP: Array) -> Array:
-    return _gait(t_NT, p_NP, (1.7, 2.3), (0.25, 0.5), 0.75)
 
 
 def _jumping(t_NT: Array, p_NP: Array) -> Array:
@@ -214,10 +185,10 @@ def _turning(t_NT: Array, p_NP: Array) -> Array:
 ACTIVITIES: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
     {
         "still": _still,
-        "walking": _walking,
-        "running": _running,
-        "upstairs": _upstairs,
-        "downstairs": _downstairs,
+        "walking": partial(_gait, rate=(1.6, 2.1), height=(0.18, 0.4), impact=0.35),
+        "running": partial(_gait, rate=(2.3, 3.2), height=(0.6, 1.3), impact=0.45),
+        "upstairs": partial(_gait, rate=(1.2, 1.7), height=(0.14, 0.3), impact=0.2),
+        "downstairs": partial(_gait, rate=(1.7, 2.3), height=(0.25, 0.5), impact=0.75),
         "jumping": _jumping,
         "cycling": _cycling,
         "driving": _driving,
@@ -236,10 +207,7 @@ class SynthesisedSignals(Source):
     """Signals that follow from the seed and their number; the classes take turns. Subclasses make the signals."""
 
     def __init__(self, settings: DataSettings, names: Sequence[str], spectrogram: Spectrogram) -> None:
-        if settings.classes is not None and settings.classes > len(names):
-            got = f"there are {len(names)} kinds of {settings.kind}, not {settings.classes}"
-            raise UserError("data.classes", got, next_step="ask for fewer")
-        self.class_names = tuple(names[: settings.classes])
+        self.class_names = tuple(first_classes(names, settings.classes, f"kinds of {settings.kind}"))
         self.labels = np.arange(settings.images, dtype=np.int64) % len(self.class_names)
         self.spectrogram, self.seed = spectrogram, settings.seed
         self.scaling = UNSCALED._replace(spectrogram=spectrogram)
@@ -277,14 +245,8 @@ class SynthesisedMotion(SynthesisedSignals):
     def __init__(self, settings: DataSettings) -> None:
         assert settings.clip_s is not None
         samples = max(LEAST_SAMPLES, round(settings.clip_s * SAMPLING_RATE_HZ))
-        spectrogram = Spectrogram(
-            sampling_rate_hz=SAMPLING_RATE_HZ,
-            channels=AXES,
-            samples=samples,
-            window=window_samples(MOTION_WINDOW_S, SAMPLING_RATE_HZ, samples),
-            bands=settings.resolution,
-            full_scale=FULL_SCALE_G,
-        )
+        axes = {"channels": AXES, "full_scale": FULL_SCALE_G}
+        spectrogram = spectrogram_of(MOTION_WINDOW_S, SAMPLING_RATE_HZ, samples, settings.resolution, **axes)
         super().__init__(settings, NAMES, spectrogram)
         tape = np.random.default_rng(settings.seed).standard_normal(TAPE + AXES * samples, dtype=np.float32)
         self._tape = np.lib.stride_tricks.sliding_window_view(tape, AXES * samples)
