@@ -245,7 +245,7 @@ class SideFile:
     def check_supernet(self, net: SuperNet) -> None:
         """Raise UserError if the side file belongs to another SuperNet or has another format."""
         self._check("format", "format", FORMAT)
-        self._check("supernet", "the SuperNet", _supernet_digest(net))
+        self._check("supernet", "the SuperNet", tensors_digest(net.elastic.tensors()))
 
     def give(self, subnet: AdaptiveSubnet, digest: str) -> None:
         """Restore the adapted state of a SubNet with this digest. UserError for a file of another SubNet, and no change."""
@@ -273,14 +273,10 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()[:DIGEST_LENGTH]
 
 
-def _supernet_digest(net: SuperNet) -> str:
-    return tensors_digest(net.elastic.tensors())
-
-
 def save_adapted(path: str | Path, subnet: AdaptiveSubnet, net: SuperNet, config: Config) -> None:
     """Write the tensors that a SubNet adapted, atomically."""
     facts = SideFileFacts(
-        supernet=_supernet_digest(net),
+        supernet=tensors_digest(net.elastic.tensors()),
         subnet=net.space.digest(config),
         source=tensors_digest(subnet.source),
         steps=subnet.rule.steps,

@@ -65,8 +65,7 @@ def _supernet(folder: Path, digest: str, device: str) -> SuperNet:
 
 def _images(recipe: EvaluationRecipe) -> EvaluationData:
     """The images; different splits share the cached BatchNorm statistics."""
-    settings = recipe.data.model_dump_json()
-    splits = _splits(settings, recipe.files)
+    splits = _splits(recipe.data.model_dump_json(), recipe.files)
     found = tuple(splits[name].fingerprint for name in (recipe.split, "train"))
     if found != recipe.fingerprint:
         raise UserError(
@@ -74,15 +73,8 @@ def _images(recipe: EvaluationRecipe) -> EvaluationData:
             "other samples or labels than those of the run",
             next_step="workers need the same files under the same path",
         )
-    shared = _evaluation(
-        settings,
-        recipe.files,
-        limit=recipe.limit,
-        recalibration_images=recipe.recalibration_images,
-        batch_size=recipe.batch_size,
-        resources=EvaluationResources(device=_device(recipe.device), features_mib=recipe.features_mib),
-    )
-    return shared.of(splits[recipe.split])
+    alike = recipe.model_copy(update={"split": "validation", "fingerprint": ("", "")})
+    return _evaluation(alike.model_dump_json()).of(splits[recipe.split])
 
 
 @lru_cache(KEPT)
@@ -92,23 +84,17 @@ def _splits(settings: str, files: str) -> dict[Split, Dataset]:
 
 
 @lru_cache(KEPT)
-def _evaluation(
-    settings: str,
-    files: str,
-    *,
-    limit: int | None,
-    recalibration_images: int,
-    batch_size: int,
-    resources: EvaluationResources,
-) -> EvaluationData:
-    splits = _splits(settings, files)
+def _evaluation(recipe: str) -> EvaluationData:
+    """The evaluation of a recipe, given as JSON, on the validation images."""
+    given = EvaluationRecipe.model_validate_json(recipe)
+    splits = _splits(given.data.model_dump_json(), given.files)
     return EvaluationData(
         splits["validation"],
         splits["train"],
-        limit=limit,
-        recalibration_images=recalibration_images,
-        batch_size=batch_size,
-        resources=resources,
+        limit=given.limit,
+        recalibration_images=given.recalibration_images,
+        batch_size=given.batch_size,
+        resources=EvaluationResources(device=_device(given.device), features_mib=given.features_mib),
     )
 
 

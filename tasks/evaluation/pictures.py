@@ -30,7 +30,9 @@ def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     problem, side = data.problem, data.dataset.settings.resolution
     x, target = next(iter(data.batches((side, side))))
     x_BCHW, target = only(x)[:MOST_IMAGES], target[:MOST_IMAGES]
-    classes, plain_BCHW = data.dataset.classes, _brightened(x_BCHW)
+    low, high = x_BCHW.amin((1, 2, 3), keepdim=True), x_BCHW.amax((1, 2, 3), keepdim=True)
+    plain_BCHW = ((x_BCHW - low) / (high - low).clamp_min(1e-9)).float().expand(-1, 3, -1, -1)  # black to white
+    classes = data.dataset.classes
     wanted_BCHW = problem.drawn(plain_BCHW, target, classes)
     if wanted_BCHW is not None:
         columns = [functional.interpolate(plain_BCHW, wanted_BCHW.shape[-2:], mode="nearest"), wanted_BCHW]
@@ -74,10 +76,3 @@ def _draw_spectrograms(
     figure.supxlabel("time, s")
     figure.supylabel("mel band")
     figure.savefig(file, dpi=100)
-
-
-def _brightened(x_BCHW: torch.Tensor) -> torch.Tensor:
-    """Images (B, 3, H, W) in [0, 1]: the darkest value of each image is black, the brightest white."""
-    low, high = x_BCHW.amin((1, 2, 3), keepdim=True), x_BCHW.amax((1, 2, 3), keepdim=True)
-    values = (x_BCHW - low) / (high - low).clamp_min(1e-9)
-    return values.float().expand(-1, 3, -1, -1)

@@ -4,7 +4,6 @@ It writes FILE.pte, or the reason of a failure in FILE.txt. A program that takes
 Programs use the caller's memory for inputs, so that a run copies none.
 """
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.passes import MemoryPlanningPass
 
+from tasks.base.artifacts.files import write_bytes
 from tasks.base.errors import shortened
 
 
@@ -28,22 +28,15 @@ def lowered(program: Path) -> bytes:
     return bytes(edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning)).buffer)
 
 
-def write(file: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    part = file.with_suffix(".part")
-    part.write_bytes(content)
-    os.replace(part, file)
-
-
 def main(seconds: str, *names: str) -> None:
     """Lower one program after the other."""
     torch.set_num_threads(1)
     for program in map(Path, names):
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
         try:
-            write(program.with_suffix(".pte"), lowered(program))
+            write_bytes(program.with_suffix(".pte"), lowered(program))
         except Exception as error:  # noqa: BLE001 - of many kinds, none of them ours
-            write(program.with_suffix(".txt"), shortened(error).encode())
+            write_bytes(program.with_suffix(".txt"), shortened(error).encode())
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 

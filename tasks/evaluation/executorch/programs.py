@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from tailor_ir import Config, OperatorFeature, Statistics, SuperNet, operator_mo
 from tasks.base.errors import shortened
 from tasks.evaluation.conversion import DEFAULT_LIMITS, ConversionError, ConversionLimits, lower
 
-T = TypeVar("T")
 Outcome = ModelJob | ConversionError
 _Program = tuple[bytes, tuple[Shape, ...], int]
 """A torch program (.pt2), the shapes of its inputs, and the number of its outputs."""
@@ -25,12 +24,7 @@ def jobs_of_modules(
     modules: Mapping[str, tuple[nn.Module, Sequence[Shape]]], limits: ConversionLimits = DEFAULT_LIMITS
 ) -> dict[str, Outcome]:
     """Jobs of networks by key, in order. modules: each network with the shapes of its inputs. A failure yields an error."""
-
-    def program(network: tuple[nn.Module, Sequence[Shape]]) -> _Program:
-        module, shapes = network
-        return _program(module, shapes)
-
-    return _jobs({key: _attempt(program, network) for key, network in modules.items()}, limits)
+    return _jobs({key: partial(_program, *network) for key, network in modules.items()}, limits)
 
 
 def subnet_jobs(
@@ -43,11 +37,10 @@ def subnet_jobs(
     statistics: BatchNorm statistics; None: the SuperNet's.
     """
 
-    def program(subnet: tuple[SuperNet, Config]) -> _Program:
-        net, config = subnet
+    def program(net: SuperNet, config: Config) -> _Program:
         return _program(net.build(config, statistics).eval(), (net.input_shape(dict(config)),))
 
-    return _jobs({key: _attempt(program, subnet) for key, subnet in subnets.items()}, limits)
+    return _jobs({key: partial(program, *subnet) for key, subnet in subnets.items()}, limits)
 
 
 def operator_jobs(features: Sequence[OperatorFeature], limits: ConversionLimits) -> dict[str, Outcome]:
@@ -59,7 +52,7 @@ def operator_jobs(features: Sequence[OperatorFeature], limits: ConversionLimits)
         model = with_filled_tensors(read_onnx(operator_model(feature), OwnNames()))
         return _program(onnx2torch.convert(model).eval(), feature.input_shapes)
 
-    return _jobs({feature.digest: _attempt(program, feature) for feature in features}, limits)
+    return _jobs({feature.digest: partial(program, feature) for feature in features}, limits)
 
 
 def _program(module: nn.Module, shapes: Sequence[Shape]) -> _Program:
@@ -70,34 +63,27 @@ def _program(module: nn.Module, shapes: Sequence[Shape]) -> _Program:
     return content.getvalue(), tuple(shapes), len(exported.graph_signature.user_outputs)
 
 
-def _attempt(program: Callable[[T], _Program], model: T) -> _Program | ConversionError:
-    try:
-        return program(model)
-    except Exception as error:  # noqa: BLE001 - of many kinds, none of them ours
-        return ConversionError(f"torch.export: {shortened(error)}")
-
-
-def _jobs(programs: Mapping[str, _Program | ConversionError], limits: ConversionLimits) -> dict[str, Outcome]:
-    found = {key: one for key, one in programs.items() if not isinstance(one, ConversionError)}
-    outcomes = dict(zip(found, lower([content for content, _, _ in found.values()], limits), strict=True))
-    jobs: dict[str, Outcome] = {}
-    for key, program in programs.items():
-        outcome = program if isinstance(program, ConversionError) else outcomes[key]
-        if isinstance(outcome, ConversionError):
-            jobs[key] = outcome
-        else:
-            _, shapes, outputs = found[key]
-            jobs[key] = _job(key, outcome, shapes, outputs)
-    return jobs
-
-
-def _job(key: str, content: bytes, shapes: Sequence[Shape], outputs: int) -> ModelJob:
-    """The job of a program. Programs have no names, so the job numbers the inputs and outputs."""
-    return ModelJob(
-        key=key,
-        format="executorch",
-        files=(content,),
-        input_names=tuple(f"in{number}" for number in range(len(shapes))),
-        input_shapes=tuple(shapes),
-        output_names=tuple(f"out{number}" for number in range(outputs)),
-    )
+def _jobs(makers: Mapping[str, Callable[[], _Program]], limits: ConversionLimits) -> dict[str, Outcome]:
+    """The jobs of programs, which are named by number: programs have no names of inputs and outputs."""
+    found: dict[str, _Program] = {}
+    outcomes: dict[str, Outcome] = {}
+    for key, make in makers.items():
+        try:
+            found[key] = make()
+        except Exception as error:  # noqa: BLE001 - of many kinds, none of them ours
+            outcomes[key] = ConversionError(f"torch.export: {shortened(error)}")
+    lowered = lower([content for content, _, _ in found.values()], limits)
+    for (key, (_, shapes, outputs)), outcome in zip(found.items(), lowered, strict=True):
+        outcomes[key] = (
+            outcome
+            if isinstance(outcome, ConversionError)
+            else ModelJob(
+                key=key,
+                format="executorch",
+                files=(outcome,),
+                input_names=tuple(f"in{number}" for number in range(len(shapes))),
+                input_shapes=tuple(shapes),
+                output_names=tuple(f"out{number}" for number in range(outputs)),
+            )
+        )
+    return {key: outcomes[key] for key in makers}

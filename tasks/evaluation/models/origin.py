@@ -32,9 +32,9 @@ def _published(settings: ModelSettings) -> PretrainedCfg | None:
     """timm's facts about published weights of the network; None if it uses none. Importing timm takes seconds."""
     if not settings.pretrained:
         return None
-    from tasks.evaluation.models.timm_networks import published_config
+    import timm
 
-    return published_config(settings)
+    return timm.get_pretrained_cfg(settings.name)
 
 
 def load_part(model: nn.Module, path: Path, part: str) -> None:

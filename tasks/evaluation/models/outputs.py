@@ -7,6 +7,7 @@ B batch, C channels, H height, W width, K classes.
 """
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,25 +117,13 @@ CLASSIFIER = "classifier"
 """Name of the linear layer."""
 
 
-class _Outer(nn.Module):
-    """A module with one inner module under its name of the whole network; its output is the inner module's."""
-
-    def __init__(self, name: str, inner: nn.Module) -> None:
-        super().__init__()
-        self.add_module(name, inner)
-
-    def forward(self, x_BCHW: torch.Tensor) -> Any:
-        (inner,) = self.children()
-        return inner(x_BCHW)
-
-
 class BackboneClassifier(nn.Module):
     """(B, C, H, W) images -> (B, K) logits."""
 
     def __init__(self, backbone: nn.Module, path: Sequence[str], widths: Sequence[int], classes: int) -> None:
         super().__init__()
         for name in reversed(path[1:]):
-            backbone = _Outer(name, backbone)
+            backbone = nn.Sequential(OrderedDict({name: backbone}))
         self._first = path[0]
         self.add_module(path[0], backbone)
         self.add_module(CLASSIFIER, nn.Linear(sum(widths), classes))

@@ -6,7 +6,6 @@ from typing import Any
 import timm
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from timm.models import PretrainedCfg
 from torch import nn
 
 from tasks.base.errors import UserError, shortened
@@ -27,11 +26,6 @@ def unknown(name: str) -> tuple[str, str] | None:
         return None
     near = difflib.get_close_matches(plain, timm.list_models(), n=3, cutoff=0.4)
     return f"timm has no network '{name}'", f"for example {', '.join(near)}" if near else "those of timm.list_models()"
-
-
-def published_config(settings: ModelSettings) -> PretrainedCfg | None:
-    """timm's facts about the published weights of the network; None if no published weights are used."""
-    return timm.get_pretrained_cfg(settings.name) if settings.pretrained else None
 
 
 def create_timm(settings: ModelSettings, classes: int, channels: int, resolution: int) -> nn.Module:

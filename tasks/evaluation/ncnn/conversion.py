@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import ncnn
 import numpy as np
@@ -85,8 +84,8 @@ def join(models: Sequence[bytes]) -> JoinedModel:
         elif list(part.opset_import) != list(joined.opset_import):
             raise SplitError("operator sets differ")
         graph = joined.graph
-        inputs.append(_numbers(len(graph.input), len(part.graph.input)))
-        outputs.append(_numbers(len(graph.output), len(part.graph.output)))
+        for numbers, old, new in ((inputs, graph.input, part.graph.input), (outputs, graph.output, part.graph.output)):
+            numbers.append(tuple(range(len(old), len(old) + len(new))))
         marked.update(f"in{inputs[-1][own]}" for own in _mark_batch_axis(part.graph))
         for name in ("node", "input", "output", "initializer"):
             getattr(graph, name).extend(getattr(part.graph, name))
@@ -172,25 +171,17 @@ def _components(layers: Sequence[Layer]) -> dict[str, str]:
     return {blob: find(blob) for layer in layers for blob in layer.outputs}
 
 
-def _numbers(first: int, count: int) -> tuple[int, ...]:
-    return tuple(range(first, first + count))
-
-
 def fit_pools(model: onnx.ModelProto) -> onnx.ModelProto:
     """Set `count_include_pad` to 0 in average pools with `ceil_mode` but without padding; changes and returns the model."""
     for node in model.graph.node:
-        found = _attributes(node)
+        if node.op_type != "AveragePool":
+            continue
+        found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if found.get("ceil_mode") and found.get("count_include_pad") and not any(found.get("pads", ())):
             kept = [attribute for attribute in node.attribute if attribute.name != "count_include_pad"]
             del node.attribute[:]
             node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 0)])
     return model
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    if node.op_type != "AveragePool":
-        return {}
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 Outcome = NcnnFiles | ConversionError
@@ -305,14 +296,11 @@ def _trimmed(content: bytes) -> bytes:
         model = onnx.load_from_string(content)
     except DecodeError:
         return content  # `_prepared` raises the error
-    if not any(node.op_type == "Conv" and any(_pads(node)) for node in model.graph.node):
+    convolutions = [node for node in model.graph.node if node.op_type == "Conv"]
+    if not any(any(one.ints) for node in convolutions for one in node.attribute if one.name == "pads"):
         return content
     found = tailor_ir.trim_kernels(model)
     return content if found is model else found.SerializeToString()
-
-
-def _pads(node: onnx.NodeProto) -> Sequence[int]:
-    return next((attribute.ints for attribute in node.attribute if attribute.name == "pads"), ())
 
 
 def _prepared(model: bytes) -> bytes:

@@ -169,16 +169,13 @@ def with_implementation(files: NcnnFiles, name: str) -> NcnnFiles:
 
 def with_masks(files: NcnnFiles, masks: Mapping[str, int]) -> NcnnFiles:
     """The files with masks at the named layers; layers without a choice of kernels are skipped."""
-    return replace(files, param=NcnnFiles.of(_masked(files.layers(), masks), b"").param)
-
-
-def _masked(layers: Iterable[Layer], masks: Mapping[str, int]) -> Sequence[Layer]:
-    return [
+    layers = [
         replace(layer, parameters=(*layer.parameters, f"{MASK_KEY}={masks[layer.name]}"))
         if layer.name in masks and has_kernels(layer)
         else layer
-        for layer in layers
+        for layer in files.layers()
     ]
+    return replace(files, param=NcnnFiles.of(layers, b"").param)
 
 
 def masks_of(files: NcnnFiles) -> dict[str, int]:

@@ -48,13 +48,9 @@ class OnnxNetwork:
         """logits_BK for all images x_BCHW; a file with several inputs takes them in order."""
         samples = packed(dict(zip(self._names, (one.cpu().numpy() for one in x), strict=True)))
         size = self._batch or len(samples)
-        parts = [self._filled(samples[first : first + size], size) for first in range(0, len(samples), size)]
+        padding = np.zeros((-len(samples) % size, *samples.shape[1:]), samples.dtype)
+        parts = np.split(np.concatenate([samples, padding]), range(size, len(samples), size))
         return torch.from_numpy(np.concatenate([self._run(part) for part in parts])[: len(samples)])
-
-    def _filled(self, part: np.ndarray, size: int) -> np.ndarray:
-        """The images, padded with zeros to the batch size of the file."""
-        missing = size - len(part)
-        return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
 
     def _run(self, samples: np.ndarray) -> np.ndarray:
         try:

@@ -174,20 +174,19 @@ def timed_onnx(
     return int8_to_time(onnx_of(net, config, statistics))
 
 
-def int8_to_time(model: bytes) -> bytes:
-    """An fp32 model with its weights, of fixed shapes, in int8. ConversionError if it cannot be quantised."""
-    return _quantised(model, goes_on=False)
-
-
 def int8_operator(model: bytes) -> bytes:
     """An operator's fp32 model in int8 as it runs between others: tensors that it reads or writes in int8 stay in int8."""
-    loaded = onnx.load_from_string(_quantised(model, goes_on=True))
+    loaded = onnx.load_from_string(int8_to_time(model, goes_on=True))
     _drop_ends(loaded.graph)
     content: bytes = loaded.SerializeToString()
     return content
 
 
-def _quantised(model: bytes, *, goes_on: bool) -> bytes:
+def int8_to_time(model: bytes, *, goes_on: bool = False) -> bytes:
+    """An fp32 model with its weights, of fixed shapes, in int8. goes_on: its results are used in int8.
+
+    ConversionError if it cannot be quantised.
+    """
     feeds = _random_feeds(onnx.load_from_string(model).graph)
     with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
         try:

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Generator, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -120,15 +120,6 @@ class _Cache:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
-class EvaluationCounts(TypedDict):
-    """Numbers of images for accuracies and for BatchNorm statistics, in batches of `batch_size`, on one device of torch."""
-
-    images: int
-    recalibration_images: int
-    batch_size: int
-    device: str
-
-
 class OtherPrecision(Protocol):
     """Evaluates SubNets in another precision than torch's."""
 
@@ -188,8 +179,8 @@ HERE = EvaluationResources()
 class EvaluationData:
     """Images to evaluate on, and training images for BatchNorm recalibration, resized once per input size.
 
-    At most `limit` images are evaluated on. BatchNorm statistics are kept, too, in `known`. precision: in which `accuracies`
-    evaluates SubNets; None: torch's.
+    dataset: the images to evaluate on, at most `limit` of them. BatchNorm statistics are kept, too, in `known`. precision: in
+    which `accuracies` evaluates SubNets; None: torch's.
     """
 
     def __init__(
@@ -208,29 +199,24 @@ class EvaluationData:
         self.precision: OtherPrecision | None = None
         self.features_mib = resources.features_mib
         self.known = KnownStatistics()
-        self._dataset, self._train = dataset, train
+        self.dataset, self._train = dataset, train
         self._batch_size = min(batch_size, recalibration_images, len(train))
         self._limit, self._recalibration_images = limit, recalibration_images
         self._cache = _Cache(resources.cache_mib * MIB)
 
     @property
-    def dataset(self) -> Dataset:
-        """The images of the evaluation."""
-        return self._dataset
-
-    @property
     def problem(self) -> LearningProblem:
         """The learning problem by which answers are judged."""
-        return self._dataset.problem
+        return self.dataset.problem
 
     @property
     def tells_confusions(self) -> bool:
         """Whether accuracies have a confusion matrix: only on the test split, on which few networks are evaluated."""
-        return self._dataset.split == "test"
+        return self.dataset.split == "test"
 
     @property
-    def counts(self) -> EvaluationCounts:
-        """The numbers of images and their batches."""
+    def counts(self) -> dict[str, Any]:
+        """Numbers of images for accuracies and for BatchNorm statistics, in batches of `batch_size`, and torch's device."""
         return {
             "images": self._count(False),
             "recalibration_images": self._count(True),
@@ -241,14 +227,14 @@ class EvaluationData:
     @property
     def recipe(self) -> EvaluationRecipe:
         """Settings with which another process loads these images; only for splits from `load_splits`."""
-        split = self._dataset.split
+        split = self.dataset.split
         assert split is not None
-        assert (self._train.split, self._train.settings) == ("train", self._dataset.settings)
+        assert (self._train.split, self._train.settings) == ("train", self.dataset.settings)
         assert self._dtype == torch.float32
         return EvaluationRecipe(
-            data=self._dataset.settings,
+            data=self.dataset.settings,
             split=split,
-            fingerprint=(self._dataset.fingerprint, self._train.fingerprint),
+            fingerprint=(self.dataset.fingerprint, self._train.fingerprint),
             limit=self._limit,
             recalibration_images=self._recalibration_images,
             batch_size=self._batch_size,
@@ -259,7 +245,7 @@ class EvaluationData:
     def of(self, dataset: Dataset, *, limited: bool = True) -> "EvaluationData":
         """Other images to evaluate on, with the same training images and statistics. limited: with the same limit."""
         other = copy.copy(self)
-        other._dataset = dataset
+        other.dataset = dataset
         other._limit = self._limit if limited else None
         return other
 
@@ -278,28 +264,24 @@ class EvaluationData:
         return (x_BCHW for x_BCHW, _ in self._resized(True, size))
 
     def _resized(self, calibration: bool, size: Size) -> Iterable[Batch]:
-        with self._cache.lock:
-            return self._cached(calibration, size)
-
-    def _cached(self, calibration: bool, size: Size) -> Iterable[Batch]:
-        dataset = self._train if calibration else self._dataset
-        count = self._count(calibration)
-        key = (dataset, calibration, size, count)
-        if key not in self._cache.batches:
-            needed_bytes = count * dataset.form.numbers(size) * self._dtype.itemsize
-            if needed_bytes > self._cache.left_bytes:
-                return self._read(calibration, size)
-            self._cache.left_bytes -= needed_bytes
-            self._cache.batches[key] = list(self._read(calibration, size))
-        return self._cache.batches[key]
+        dataset, count = self._train if calibration else self.dataset, self._count(calibration)
+        key, cache = (dataset, calibration, size, count), self._cache
+        with cache.lock:
+            if key not in cache.batches:
+                needed_bytes = count * dataset.form.numbers(size) * self._dtype.itemsize
+                if needed_bytes > cache.left_bytes:
+                    return self._read(calibration, size)
+                cache.left_bytes -= needed_bytes
+                cache.batches[key] = list(self._read(calibration, size))
+            return cache.batches[key]
 
     def _count(self, calibration: bool) -> int:
         if calibration:
             return min(len(self._train), self._recalibration_images)
-        return min(len(self._dataset), self._limit or len(self._dataset))
+        return min(len(self.dataset), self._limit or len(self.dataset))
 
     def _read(self, calibration: bool, size: Size) -> Iterable[Batch]:
-        base = self._dataset.form.size
+        base = self.dataset.form.size
         if size != base:
             yield from ((resize(x, size), y) for x, y in self._resized(calibration, base))
             return
@@ -307,7 +289,7 @@ class EvaluationData:
         if calibration:
             source = self._train.batches(self._batch_size, seed=CALIBRATION_SEED, augment=False)
         else:
-            source = self._dataset.batches(self._batch_size)
+            source = self.dataset.batches(self._batch_size)
         for x_BCHW, target in source:
             yield placed(rows(x_BCHW, 0, left), self.device, self._dtype), target[:left].to(self.device)
             left -= len(target)
