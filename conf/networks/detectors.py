@@ -25,6 +25,10 @@ WIDTH = STAGES[-1]
 """Channels of the small residual network."""
 
 
+Maps = Any
+"""Feature maps: a list, or by position as torchvision's heads take them."""
+
+
 class RawDetector(nn.Module):
     """(B, C, H, W) images -> (B, P, classes + 4), with one more column for FCOS; the background is one of the classes.
 
@@ -59,34 +63,8 @@ class ResidualBlock(nn.Module):
         return torch.relu(x_BCHW + self.norm(self.second(self.first(x_BCHW))))
 
 
-class ResidualMaps(nn.Module):
-    """Six feature maps with strides 16 to 512 and `WIDTH` channels: three stages of two residual blocks, then convolutions."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.stem = convolution(channels, STAGES[0] // 2)
-        widths = zip((STAGES[0] // 2, *STAGES), STAGES, strict=False)
-        self.stages = nn.Sequential(
-            *(
-                nn.Sequential(convolution(before, width), ResidualBlock(width), ResidualBlock(width))
-                for before, width in widths
-            )
-        )
-        self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(5))
-
-    def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The feature maps by position, the finest first."""
-        maps = [self.stages(self.stem(x_BCHW))]
-        for layer in self.coarser:
-            maps.append(layer(maps[-1]))
-        return {str(place): each for place, each in enumerate(maps)}
-
-
-class PyramidMaps(nn.Module):
-    """Five feature maps with strides 8 to 128 and `WIDTH` channels: two of three stages in a pyramid, then convolutions.
-
-    Source: Feature Pyramid Networks for Object Detection (CVPR 2017) §3.
-    """
+class ResidualStages(nn.Module):
+    """Three feature maps with strides 4, 8 and 16, the finest first: stages of two residual blocks."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,21 +73,52 @@ class PyramidMaps(nn.Module):
             nn.Sequential(convolution(before, width), ResidualBlock(width), ResidualBlock(width))
             for before, width in zip((STAGES[0] // 2, *STAGES), STAGES, strict=False)
         )
+
+    def forward(self, x_BCHW: torch.Tensor) -> Maps:
+        """The feature maps."""
+        maps = [self.stem(x_BCHW)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps[1:]
+
+
+class ResidualMaps(ResidualStages):
+    """Six feature maps with strides 16 to 512 and `WIDTH` channels, the finest first: the last stage, then convolutions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x_BCHW: torch.Tensor) -> Maps:
+        """The feature maps by position."""
+        return _continued(super().forward(x_BCHW)[-1:], self.coarser)
+
+
+class PyramidMaps(ResidualStages):
+    """Five feature maps with strides 8 to 128 and `WIDTH` channels: the last two stages in a pyramid, then convolutions.
+
+    Source: Feature Pyramid Networks for Object Detection (CVPR 2017) §3.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
         self.lateral = nn.ModuleList(nn.Conv2d(width, WIDTH, 1) for width in STAGES[1:])
         self.smooth = nn.ModuleList(convolution(WIDTH, WIDTH, 1) for _ in STAGES[1:])
         self.coarser = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in range(3))
 
-    def forward(self, x_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The feature maps by position, the finest first."""
-        found = [self.stem(x_BCHW)]
-        for stage in self.stages:
-            found.append(stage(found[-1]))
-        finer, coarser = (layer(one) for layer, one in zip(self.lateral, found[-2:], strict=True))
+    def forward(self, x_BCHW: torch.Tensor) -> Maps:
+        """The feature maps by position."""
+        last = super().forward(x_BCHW)[-2:]
+        finer, coarser = (layer(one) for layer, one in zip(self.lateral, last, strict=True))
         finer = finer + functional.interpolate(coarser, size=finer.shape[2:], mode="nearest")
-        maps = [layer(one) for layer, one in zip(self.smooth, (finer, coarser), strict=True)]
-        for layer in self.coarser:
-            maps.append(layer(maps[-1]))
-        return {str(place): each for place, each in enumerate(maps)}
+        return _continued([layer(one) for layer, one in zip(self.smooth, (finer, coarser), strict=True)], self.coarser)
+
+
+def _continued(maps: list[torch.Tensor], layers: nn.ModuleList) -> dict[str, torch.Tensor]:
+    """The maps and further ones, each made by a layer from the one before, by position."""
+    for layer in layers:
+        maps = [*maps, layer(maps[-1])]
+    return {str(place): each for place, each in enumerate(maps)}
 
 
 def ssdlite(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
@@ -144,9 +153,14 @@ def fcos_small(num_classes: int = 91, in_chans: int = 3) -> nn.Module:
 
 
 def _raw(backbone: nn.Module, head: nn.Module, channels: int) -> RawDetector:
-    """The detector with a first convolution for images with this number of channels."""
+    """The detector for images with this number of channels."""
+    return RawDetector(with_channels(backbone, channels), head)
+
+
+def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
+    """The backbone with a new first convolution, for images with this number of channels, unless there are 3."""
     if channels != 3:
         name, first = next(pair for pair in backbone.named_modules() if isinstance(pair[1], nn.Conv2d))
         shape: dict[str, Any] = {"kernel_size": first.kernel_size, "stride": first.stride, "padding": first.padding}
         backbone.set_submodule(name, nn.Conv2d(channels, first.out_channels, **shape, bias=False))
-    return RawDetector(backbone, head)
+    return backbone

@@ -10,6 +10,7 @@ Legend: B batch, C channels, H height, W width.
 
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch.nn import functional
 from torchvision.models import segmentation
 from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
-from conf.networks.detectors import STAGES, ResidualBlock, convolution
+from conf.networks.detectors import STAGES, ResidualStages, convolution, with_channels
 
 NETWORKS: MappingProxyType[str, Callable[..., nn.Module]] = MappingProxyType(
     {
@@ -29,75 +30,37 @@ NETWORKS: MappingProxyType[str, Callable[..., nn.Module]] = MappingProxyType(
 """Networks by backbone."""
 
 
-class RawDeepLab(nn.Module):
-    """(B, C, H, W) images -> logits (B, classes, H / 16, W / 16), or H / 8, W / 8 on a ResNet."""
+class RawSegmenter(nn.Module):
+    """(B, C, H, W) images -> logits (B, classes, h, w). takes: the backbone's output that the head takes; None: all of them.
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+    DeepLabV3 has strides of 16, on a ResNet of 8; LRASPP of 8.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, takes: str | None = None) -> None:
         super().__init__()
-        self.backbone, self.head = backbone, head
+        self.backbone, self.head, self.takes = backbone, head, takes
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Logits of each class at each position."""
-        logits_BKhw: torch.Tensor = self.head(self.backbone(x_BCHW)["out"])
+        maps = self.backbone(x_BCHW)
+        logits_BKhw: torch.Tensor = self.head(maps if self.takes is None else maps[self.takes])
         return logits_BKhw
 
 
 def deeplab(num_classes: int = 21, in_chans: int = 3, backbone: str = "mobilenet_v3_large") -> nn.Module:
     """The network with random weights. backbone: `mobilenet_v3_large`, `resnet50` or `resnet101`."""
-    whole = NETWORKS[backbone](weights=None, weights_backbone=None, num_classes=num_classes)
-    if in_chans != 3:
-        place, name = (whole.backbone, "conv1") if backbone.startswith("resnet") else (whole.backbone["0"], "0")
-        stem = getattr(place, name)
-        stem = nn.Conv2d(in_chans, stem.out_channels, stem.kernel_size, stem.stride, stem.padding, bias=False)
-        setattr(place, name, stem)
-    return RawDeepLab(whole.backbone, whole.classifier)
-
-
-class RawLRASPP(nn.Module):
-    """(B, C, H, W) images -> (B, classes, H / 8, W / 8) logits."""
-
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits of each class at each position."""
-        logits_BKhw: torch.Tensor = self.head(self.backbone(x_BCHW))
-        return logits_BKhw
+    whole: Any = NETWORKS[backbone](weights=None, weights_backbone=None, num_classes=num_classes)
+    return RawSegmenter(with_channels(whole.backbone, in_chans), whole.classifier, "out")
 
 
 def lraspp(num_classes: int = 21, in_chans: int = 3) -> nn.Module:
     """The network with random weights."""
     whole = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=num_classes)
-    if in_chans != 3:
-        stem = whole.backbone["0"]
-        width = stem[0].out_channels
-        stem[0] = nn.Conv2d(in_chans, width, kernel_size=3, stride=2, padding=1, bias=False)
-    return RawLRASPP(whole.backbone, whole.classifier)
+    return RawSegmenter(with_channels(whole.backbone, in_chans), whole.classifier)
 
 
 WIDTH = 32
 """Channels of the pyramid."""
-
-
-class ResidualStages(nn.Module):
-    """Three feature maps with strides 4, 8 and 16: stages of two residual blocks."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.stem = convolution(channels, STAGES[0] // 2)
-        widths = zip((STAGES[0] // 2, *STAGES), STAGES, strict=False)
-        self.stages = nn.ModuleList(
-            nn.Sequential(convolution(before, width), ResidualBlock(width), ResidualBlock(width))
-            for before, width in widths
-        )
-
-    def forward(self, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
-        """The feature maps, the finest first."""
-        maps = [self.stem(x_BCHW)]
-        for stage in self.stages:
-            maps.append(stage(maps[-1]))
-        return maps[1:]
 
 
 class SegmentationPyramid(nn.Module):
