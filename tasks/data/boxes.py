@@ -230,15 +230,16 @@ class _Reader:
 
     def __init__(self, file: Path, root: Path, left_out: UnusedBoxes) -> None:
         self._file, self._left_out = file, left_out
-        content = self._content()
-        self.names = {
-            number: str(self._value(entry, "name", where))
-            for where, number, entry in self._entries(content, "categories")
-        }
-        self._images: dict[int, tuple[str, dict[str, Any]]] = {
-            number: (where, entry) for where, number, entry in self._entries(content, "images")
-        }
-        self._annotations = self._list(content, "annotations")
+        try:
+            self._content = json_of(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            got = f"no readable JSON ({error})"
+            raise UserError(f"annotations '{file}'", got, next_step="export it again") from error
+        if not isinstance(self._content, dict):
+            raise UserError(f"annotations '{file}'", "no object", allowed="images, annotations and categories")
+        categories = self._by_id("categories").items()
+        self.names = {number: str(self._value(entry, "name", where)) for number, (where, entry) in categories}
+        self._images = self._by_id("images")
         part = file.stem.removeprefix("instances_")
         self._folders = (root / part, root / "images" / part, root / "images", root)
 
@@ -249,8 +250,7 @@ class _Reader:
             for number, (where, entry) in self._images.items()
         }
         objects: dict[int, list[tuple[str, Box]]] = {number: [] for number in self._images}
-        for row, entry in enumerate(self._annotations):
-            where = self._where("annotations", row)
+        for where, entry in self._entries("annotations"):
             image = self._known(entry, "image_id", self._images, where)
             category = self._known(entry, "category_id", self.names, where)
             if entry.get("iscrowd"):
@@ -271,43 +271,30 @@ class _Reader:
                 boxes=tuple(box for _, box in own),
             )
 
-    def _content(self) -> dict[str, Any]:
-        try:
-            content = json_of(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"annotations '{self._file}'", f"no readable JSON ({error})", next_step="export it again"
-            ) from error
-        if not isinstance(content, dict):
-            raise UserError(f"annotations '{self._file}'", "no object", allowed="images, annotations and categories")
-        return content
-
-    def _where(self, name: str, row: int) -> str:
-        return f"annotations '{self._file}', {name}[{row}]"
-
-    def _list(self, content: dict[str, Any], name: str) -> list[dict[str, Any]]:
-        entries = content.get(name)
+    def _entries(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Place and content of each entry of a list."""
+        entries = self._content.get(name)
         if not isinstance(entries, list):
-            raise UserError(
-                f"annotations '{self._file}'", f"no list '{name}'", allowed="images, annotations and categories"
-            )
+            got, allowed = f"no list '{name}'", "images, annotations and categories"
+            raise UserError(f"annotations '{self._file}'", got, allowed=allowed)
         for row, entry in enumerate(entries):
+            where = f"annotations '{self._file}', {name}[{row}]"
             if not isinstance(entry, dict):
-                raise UserError(self._where(name, row), f"{entry!r:.40}", allowed="an object")
-        return entries
+                raise UserError(where, f"{entry!r:.40}", allowed="an object")
+            yield where, entry
 
-    def _entries(self, content: dict[str, Any], name: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Place, id and content of each entry."""
-        seen: dict[int, int] = {}
-        for row, entry in enumerate(self._list(content, name)):
-            where = self._where(name, row)
+    def _by_id(self, name: str) -> dict[int, tuple[str, dict[str, Any]]]:
+        """Place and content of each entry by its id."""
+        found: dict[int, tuple[str, dict[str, Any]]] = {}
+        for where, entry in self._entries(name):
             number = self._value(entry, "id", where)
             if not isinstance(number, int):
                 raise UserError(where, f"id is {number!r}", allowed="a whole number")
-            if number in seen:
-                raise UserError(where, f"id {number} is that of {name}[{seen[number]}]", allowed="each id once")
-            seen[number] = row
-            yield where, number, entry
+            if number in found:
+                got = f"id {number} is that of {name}[{list(found).index(number)}]"
+                raise UserError(where, got, allowed="each id once")
+            found[number] = where, entry
+        return found
 
     def _value(self, entry: dict[str, Any], name: str, where: str) -> Any:
         if name not in entry:

@@ -328,7 +328,9 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
         raise UserError(where, f"cannot be read ({shortened(error)})", allowed=allowed) from error
     found = _state_dict(content)
     if found is None:
-        raise UserError(where, f"has no weights (it holds {_told(content)})", allowed=allowed)
+        keys = ", ".join(map(str, list(content)[:5])) if isinstance(content, Mapping) else ""
+        held = f"the keys {keys}" if isinstance(content, Mapping) else type(content).__name__
+        raise UserError(where, f"has no weights (it holds {held})", allowed=allowed)
     return found
 
 
@@ -348,12 +350,6 @@ def _tied(named: Mapping[str, Tensor]) -> dict[str, list[str]]:
     for name, tensor in named.items():
         places.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append(name)
     return {name: names for names in places.values() if len(names) > 1 for name in names}
-
-
-def _told(content: Any) -> str:
-    return (
-        f"the keys {', '.join(map(str, list(content)[:5]))}" if isinstance(content, Mapping) else type(content).__name__
-    )
 
 
 _DRAWING = threading.RLock()
