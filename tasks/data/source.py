@@ -232,8 +232,11 @@ def check_labels(
             )
 
 
-def first_classes(classes: Any, count: int | None, called: str) -> Any:
-    """The first `count` of a sequence of classes; None: all. UserError: there are fewer. called: the classes in the message."""
+Names = TypeVar("Names", str, tuple[str, ...])
+
+
+def first_classes(classes: Names, count: int | None, called: str) -> Names:
+    """The first `count` of all classes; None: all. UserError: there are fewer. called: the classes in the message."""
     if count is not None and count > len(classes):
         got = f"there are {len(classes)} {called}, not {count}"
         raise UserError("data.classes", got, next_step="ask for fewer")

@@ -207,7 +207,7 @@ class SynthesisedSignals(Source):
     """Signals that follow from the seed and their number; the classes take turns. Subclasses make the signals."""
 
     def __init__(self, settings: DataSettings, names: Sequence[str], spectrogram: Spectrogram) -> None:
-        self.class_names = tuple(first_classes(names, settings.classes, f"kinds of {settings.kind}"))
+        self.class_names = first_classes(tuple(names), settings.classes, f"kinds of {settings.kind}")
         self.labels = np.arange(settings.images, dtype=np.int64) % len(self.class_names)
         self.spectrogram, self.seed = spectrogram, settings.seed
         self.scaling = UNSCALED._replace(spectrogram=spectrogram)
