@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tasks.adaptation.settings import MethodSettings
 from tasks.evaluation.adapted import AdaptiveSubnet
-from tasks.training.memory.saved import SavingPlan, StepMemory, fit
+from tasks.training.memory import SavingPlan, StepMemory, fit
 
 
 def entropies(logits_BK: torch.Tensor) -> torch.Tensor:
@@ -169,13 +169,20 @@ class Budgeted:
         return _step(self._method, x_BCHW, self._memories[x_BCHW.shape])
 
     def _planned(self, x_BCHW: torch.Tensor) -> SavingPlan:
+        twin = self._method
+
+        def given() -> list[torch.Tensor]:
+            nonlocal twin
+            copies: dict[int, object] = {}
+            twin = copy.deepcopy(self._method, copies)
+            return [x_BCHW, *(one for one in copies.values() if isinstance(one, torch.Tensor))]
+
         def step(memory: StepMemory) -> None:
-            twin = copy.deepcopy(self._method)
             _step(twin, x_BCHW, memory)
             _step(twin, x_BCHW, memory)  # the second step starts with the optimiser's state in memory
 
         where = f"memory_mib={self._memory_mib:g} for batches of {len(x_BCHW)} images"
-        return fit(step, self._memory_mib, where=where, given=lambda: [x_BCHW])
+        return fit(step, self._memory_mib, where=where, given=given)
 
     def reset(self) -> None:
         """Go back to the source."""

@@ -18,8 +18,7 @@ from tasks.base.artifacts import read_json, write_json
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.training.finetune.settings import Settings, TrainSettings
-from tasks.training.memory import StorageCount, measure_optimiser
-from tasks.training.memory.saved import SavingPlan, StepMemory, fit
+from tasks.training.memory import SavingPlan, StepMemory, StorageCount, fit, state_share
 
 
 def plan_file(folder: Path, first_step: int) -> Path:
@@ -102,7 +101,7 @@ class BudgetedSteps:
         assert self._budget_mib is not None
         before = [(buffer, buffer.clone()) for buffer in trial.module.buffers()]
         trained = [weight for weight in trial.module.parameters() if weight.requires_grad]
-        state = 0.0 if trial.optimiser.state else measure_optimiser(trial.optimiser).state
+        state = 0.0 if trial.optimiser.state else state_share(trial.optimiser)
         sizes = [weight.nbytes for weight in trained]
         copied = max(sizes, default=0)  # smaller SubNets copy their part of a weight
         stand_in = torch.empty(int(state * sum(sizes)) + copied, dtype=torch.uint8)

@@ -55,3 +55,15 @@ def test_the_peak_of_a_step_is_the_predicted_one() -> None:
     with StorageCount(there) as count:
         method.adapt(x)
     assert count.peak_mib == pytest.approx(plan.peak_mib, rel=0.05)
+
+
+def test_tensors_of_the_method_count_once_in_the_prediction() -> None:
+    net, x = supernet("layer"), batches(1, 2)[0]
+    method = make_method(AdaptiveSubnet.of(net, net.max_config), settings("tent", 1e4), [])
+    method.adapt(x)
+    assert isinstance(method, Budgeted)
+    (plan,) = method.plans.values()
+    subnet = method.subnet
+    with StorageCount([*subnet.network.parameters(), *subnet.network.buffers(), *subnet.source.values(), x]) as count:
+        method.adapt(x)
+    assert plan.peak_mib == plan.plain_mib == pytest.approx(count.peak_mib, rel=0.05)

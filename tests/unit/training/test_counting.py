@@ -2,7 +2,7 @@
 
 import torch
 
-from tasks.training.memory import StorageCount, tensors_of
+from tasks.training.memory import StorageCount, state_share, tensors_of
 
 
 def test_peak_has_all_tensors_that_live_together() -> None:
@@ -36,3 +36,13 @@ def test_tensors_of_a_step_are_weights_buffers_gradients_and_state() -> None:
     optimiser.step()
     sizes = sorted(t.numel() for t in tensors_of(module, optimiser))
     assert sizes == [1] + [8] * 8
+
+
+def test_state_of_an_optimiser_is_measured_for_each_byte_of_weights() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(8))]
+    made = (
+        torch.optim.SGD(weights, 0.1),
+        torch.optim.SGD(weights, 0.1, momentum=0.9, nesterov=True, fused=True),
+        torch.optim.AdamW(weights, 0.1, fused=True),
+    )
+    assert [round(state_share(optimiser), 3) for optimiser in made] == [0, 1, 2]

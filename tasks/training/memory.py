@@ -1,22 +1,94 @@
-"""Plain steps of torch within a budget of memory: tensors saved by autograd wait on disk, as far as necessary.
+"""A training step within a budget of memory: bytes of tensors, counted, and saved tensors of autograd that wait on disk.
 
-Gradients equal plain torch's, bit by bit. This works for every network and every shape, since nothing is known of the
-network: torch hands over each tensor that an operator saves, and asks for it in the backward pass. Trial steps find how
-much of the saved tensors may stay in memory.
+The count covers all tensor storages that are alive at the same time: weights, buffers, everything that autograd saves,
+gradients, and the state of an optimiser. Storages are counted where torch's dispatcher returns tensors, until torch
+frees them. Scratch memory inside a kernel (a convolution's reordered weights) is not a tensor and is not counted.
+
+Steps whose saved tensors wait on disk give plain torch's gradients, bit by bit. This works for every network and every
+shape: torch passes each tensor that an operator saves to a hook, and requests it in the backward pass. Trial steps find
+how much of the saved tensors may stay in memory.
 """
 
+import inspect
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from profiling_agents.messages import MIB
 from tasks.base.errors import UserError
-from tasks.training.memory.storage import StorageCount, SwapFile
+
+PROBE = 2**16
+
+
+class StorageCount(TorchDispatchMode):
+    """Bytes of the storages that are alive, and their peak, while this context is entered.
+
+    given: tensors that exist before, such as a network's weights and its input; they count from the beginning.
+    """
+
+    def __init__(self, given: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.peak_bytes = 0
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for tensor in given:
+            self._add(tensor)
+
+    @property
+    def peak_mib(self) -> float:
+        return self.peak_bytes / MIB
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(given):
+            if isinstance(leaf, Tensor):
+                self._add(leaf)
+        return given
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+
+        def forget(_: object) -> None:
+            self.bytes -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, forget)
+        self.bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+
+def tensors_of(module: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> list[Tensor]:
+    """Tensors in memory before a training step: parameters, buffers, kept gradients, and the optimiser's state."""
+    found = [*module.parameters(), *module.buffers()]
+    found += [p.grad for p in module.parameters() if p.grad is not None]
+    if optimiser is not None:
+        found += [t for state in optimiser.state.values() for t in state.values() if isinstance(t, Tensor)]
+    return found
+
+
+def state_share(optimiser: torch.optim.Optimizer) -> float:
+    """Bytes of state for each byte of a trained weight, after a step of an optimiser of the same kind and settings."""
+    probe = nn.Parameter(torch.zeros(PROBE))
+    probe.grad = torch.ones(PROBE)
+    known = inspect.signature(type(optimiser)).parameters
+    twin = type(optimiser)([probe], **{name: value for name, value in optimiser.defaults.items() if name in known})
+    with StorageCount([probe, probe.grad]) as count:
+        before = count.bytes
+        twin.step()
+        return (count.bytes - before) / probe.nbytes
+
 
 SMALLEST_WAITING_BYTES = 2**14
 """Smaller tensors are kept as they are."""
@@ -24,9 +96,10 @@ SMALLEST_WAITING_BYTES = 2**14
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _WaitingStorage:
-    """The bytes of a storage on disk. read: the storage that they were read into, while somebody has it."""
+    """The bytes of a storage, in the file from byte `place` on. read: the storage that holds them again, if it is alive."""
 
-    key: int
+    place: int
+    size: int
     source: weakref.ref[torch.UntypedStorage]
     version: int
     read: weakref.ref[torch.UntypedStorage] | None = None
@@ -41,39 +114,38 @@ class _WaitingTensor:
     dtype: torch.dtype
 
 
-@dataclass
-class WaitingTensors:
+class StepMemory:
     """Saved tensors of forward passes: the first `kept_bytes` of each pass stay in memory, the others wait on disk.
 
-    folder: of the file; None: that of temporary files.
+    kept_bytes: None: all stay in memory. folder: of the file, which has no name; None: the folder of temporary files.
+    OSError of the file system, as it comes.
     """
 
-    kept_bytes: int
-    folder: str | None = None
-    written_bytes: int = 0
-    _file: SwapFile = field(init=False)
-    _on_disk: "weakref.WeakValueDictionary[int, _WaitingStorage]" = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._file = SwapFile(self.folder)
-        self._closed = weakref.finalize(self, self._file.__exit__)
-        self._on_disk = weakref.WeakValueDictionary()
-        self._keys = 0
+    def __init__(self, kept_bytes: int | None, folder: str | None = None) -> None:
+        self._kept_bytes, self._end = kept_bytes, 0
+        self._on_disk: weakref.WeakValueDictionary[int, _WaitingStorage] = weakref.WeakValueDictionary()
+        if kept_bytes is not None:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by close)
+            self._close = weakref.finalize(self, self._file.close)
 
     @contextmanager
     def forward(self, staying: Iterable[Tensor]) -> Iterator[None]:
-        """A forward pass; the backward pass may be inside, or follow. staying: weights and the like, in memory anyway."""
+        """A forward pass; the backward pass may be inside, or follow. staying: weights and other tensors in memory anyway."""
+        if self._kept_bytes is None:
+            yield
+            return
         if not self._on_disk:
-            self._file.clear()
+            self._end = 0
         self._staying = {tensor.untyped_storage()._cdata for tensor in staying}
         self._kept: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._left = self.kept_bytes
+        self._left = self._kept_bytes
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def close(self) -> None:
-        """The file is gone."""
-        self._closed()
+        """Remove the file on disk."""
+        if self._kept_bytes is not None:
+            self._close()
 
     def _pack(self, tensor: Tensor) -> Tensor | _WaitingTensor:
         storage = tensor.untyped_storage()
@@ -100,11 +172,11 @@ class WaitingTensors:
         known = self._on_disk.get(storage._cdata)
         if known is not None and known.version == version and known.source() is not None:
             return known
-        self._keys += 1
-        self._file.write(self._keys, torch.empty(0, dtype=torch.uint8).set_(storage))
-        self._file.wait(self._keys)
-        self.written_bytes += storage.nbytes()
-        found = _WaitingStorage(self._keys, weakref.ref(storage), version)
+        found = _WaitingStorage(self._end, storage.nbytes(), weakref.ref(storage), version)
+        self._file.seek(found.place)
+        self._file.write(memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
+        self._file.flush()
+        self._end += found.size
         self._on_disk[storage._cdata] = found
         return found
 
@@ -115,8 +187,10 @@ class WaitingTensors:
         waiting = saved.storage
         storage = None if waiting.read is None else waiting.read()
         if storage is None:
-            content = self._file.fetch(waiting.key)
-            self._file.wait(waiting.key)
+            content = torch.empty(waiting.size, dtype=torch.uint8)
+            self._file.seek(waiting.place)
+            if self._file.readinto(memoryview(content.numpy())) < waiting.size:
+                raise OSError(f"activations on disk: the file ended before byte {waiting.place + waiting.size}")
             storage = content.untyped_storage()
             waiting.read = weakref.ref(storage)
         return torch.empty(0, dtype=saved.dtype).set_(storage, saved.offset, saved.shape, saved.stride)
@@ -149,22 +223,6 @@ class SavingPlan:
             f"{kept} the activations of a forward pass wait on disk: {self.peak_mib:.0f} MiB a step are predicted, of "
             f"{self.budget_mib:g}, in {self.time_factor:.2f} times the time; plain steps need {self.plain_mib:.0f} MiB"
         )
-
-
-class StepMemory:
-    """Carries a plan out: `forward` around each forward pass."""
-
-    def __init__(self, kept_bytes: int | None, folder: str | None = None) -> None:
-        self._waiting = None if kept_bytes is None else WaitingTensors(kept_bytes, folder)
-
-    def forward(self, staying: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """A forward pass; the backward pass may be inside, or follow. staying: weights and the like."""
-        return nullcontext() if self._waiting is None else self._waiting.forward(staying)
-
-    def close(self) -> None:
-        """The file on disk is gone."""
-        if self._waiting is not None:
-            self._waiting.close()
 
 
 def fit(
