@@ -13,12 +13,7 @@ from adaptive_runtime.base.files import FileMessage
 from profiling_agents.messages import Digest, Message, Name
 
 MOST_LOG_LATENCY = 25.0
-"""A larger
-
-ln(latency in ms)
-
-is invalid: the latency would be above two years.
-"""
+"""Limit of ln(latency in ms); a larger one is invalid: the latency would be above two years."""
 Count = Annotated[float, Field(ge=0, le=1e12)]
 DeviceToken = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

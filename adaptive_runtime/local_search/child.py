@@ -36,15 +36,11 @@ def main(text: str) -> int:
     step_back(order.niceness)
     try:
         bundle = OpenBundle.open(order.bundle, order.key_file)
-        search(bundle, order.images or _input(), order.folder, order.settings, _tell)
+        search(bundle, order.images or io.BytesIO(sys.stdin.buffer.read()), order.folder, order.settings, _tell)
     except AdaptiveError as error:
         _tell({"event": "error", "line": str(error)})
         return BAD_INPUT
     return 0
-
-
-def _input() -> Any:
-    return io.BytesIO(sys.stdin.buffer.read())
 
 
 def _tell(event: dict[str, Any]) -> None:

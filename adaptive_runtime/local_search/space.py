@@ -290,7 +290,7 @@ class PrefixTree:
     def _keep(self, kept: dict[int, list[Array]], depth: int, values: list[Array]) -> None:
         """Keep features; those nearest to the input are dropped first, since they are needed last."""
         kept[depth] = values
-        while sum(map(_bytes, list(kept.values())[1:])) > self._cap_bytes:
+        while sum(value.nbytes for own in list(kept.values())[1:] for value in own) > self._cap_bytes:
             del kept[min(place for place in kept if place)]
 
     def _count_alone(self, path: SegmentPath, batches: int) -> None:
@@ -337,7 +337,3 @@ def _wanted(common: Sequence[int]) -> set[int]:
         if not least:
             break
     return found
-
-
-def _bytes(values: Sequence[Array]) -> int:
-    return sum(value.nbytes for value in values)

@@ -35,79 +35,60 @@ from adaptive_runtime.weights.statistics import (
 
 Operands = Sequence[torch.Tensor | None]
 Attributes = Mapping[str, Any]
-CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
-AVERAGE_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+ByRank = Mapping[int, Callable[..., torch.Tensor]]
+CONVOLUTIONS: ByRank = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+MAX_POOLS: ByRank = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+AVERAGE_POOLS: ByRank = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+
+
+def _first(operands: Operands) -> torch.Tensor:
+    assert operands[0] is not None
+    return operands[0]
+
+
+def _windows(operands: Operands, attributes: Attributes, fill: float) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The input x (B, C, *S), and strides and padding for torch; if the sides differ, x is padded with `fill` beforehand."""
+    if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise NotImplementedError(f"auto_pad {attributes['auto_pad']}")
+    x = _first(operands)
+    rank = x.dim() - 2
+    pads = list(attributes.get("pads", [0] * 2 * rank))
+    padding, strides = pads[:rank], attributes.get("strides", [1] * rank)
+    if padding != pads[rank:]:
+        x, padding = functional.pad(x, _sides(pads), value=fill), [0] * rank
+    return x, {"stride": strides, "padding": padding}
+
+
+def _sides(pads: Sequence[int]) -> list[int]:
+    """ONNX's padding in torch's order: both sides of the last axis first."""
+    begins, ends = pads[: len(pads) // 2], pads[len(pads) // 2 :]
+    return [side for pair in zip(reversed(begins), reversed(ends), strict=True) for side in pair]
 
 
 def convolution(operands: Operands, attributes: Attributes) -> torch.Tensor:
     """Conv of x (B, C, *S) with weights and an optional bias."""
-    x, weight, *bias = operands
-    assert x is not None
-    assert weight is not None
-    x, padding = _padded(x, attributes, 0.0)
+    x, windows = _windows(operands, attributes, 0.0)
     rank = x.dim() - 2
-    return CONVOLUTIONS[rank](
-        x,
-        weight,
-        bias[0] if bias else None,
-        stride=attributes.get("strides", [1] * rank),
-        padding=padding,
-        dilation=attributes.get("dilations", [1] * rank),
-        groups=attributes.get("group", 1),
-    )
+    dilation, groups = attributes.get("dilations", [1] * rank), attributes.get("group", 1)
+    return CONVOLUTIONS[rank](x, *operands[1:], dilation=dilation, groups=groups, **windows)
 
 
 def max_pool(operands: Operands, attributes: Attributes) -> torch.Tensor:
     """MaxPool of x (B, C, *S)."""
-    (x,) = operands
-    assert x is not None
-    x, padding = _padded(x, attributes, -math.inf)
+    x, windows = _windows(operands, attributes, -math.inf)
     rank = x.dim() - 2
-    found: torch.Tensor = MAX_POOLS[rank](
-        x,
-        attributes["kernel_shape"],
-        stride=attributes.get("strides", [1] * rank),
-        padding=padding,
-        dilation=attributes.get("dilations", [1] * rank),
-        ceil_mode=bool(attributes.get("ceil_mode", 0)),
-    )
-    return found
+    dilation, ceils = attributes.get("dilations", [1] * rank), bool(attributes.get("ceil_mode", 0))
+    return MAX_POOLS[rank](x, attributes["kernel_shape"], dilation=dilation, ceil_mode=ceils, **windows)
 
 
 def average_pool(operands: Operands, attributes: Attributes) -> torch.Tensor:
     """AveragePool of x (B, C, *S). NotImplementedError: padding that is not counted and differs between sides."""
-    (x,) = operands
-    assert x is not None
-    counts = bool(attributes.get("count_include_pad", 0))
-    rank = x.dim() - 2
-    padded, padding = _padded(x, attributes, 0.0)
-    if padded is not x and not counts:
+    x, windows = _windows(operands, attributes, 0.0)
+    counts, ceils = (bool(attributes.get(name, 0)) for name in ("count_include_pad", "ceil_mode"))
+    if x is not operands[0] and not counts:
         raise NotImplementedError("padding that differs between sides and does not count")
-    return AVERAGE_POOLS[rank](
-        padded,
-        attributes["kernel_shape"],
-        stride=attributes.get("strides", [1] * rank),
-        padding=padding,
-        ceil_mode=bool(attributes.get("ceil_mode", 0)),
-        count_include_pad=counts,
-    )
-
-
-def _padded(x: torch.Tensor, attributes: Attributes, value: float) -> tuple[torch.Tensor, list[int]]:
-    """The padded input and the operator's own padding.
-
-    If the sides differ, images are padded beforehand with a value.
-    """
-    if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise NotImplementedError(f"auto_pad {attributes['auto_pad']}")
     rank = x.dim() - 2
-    pads = attributes.get("pads", [0] * 2 * rank)
-    begins, ends = list(pads[:rank]), list(pads[rank:])
-    if begins == ends:
-        return x, begins
-    sides = [side for pair in zip(reversed(begins), reversed(ends), strict=True) for side in pair]
-    return functional.pad(x, sides, value=value), [0] * rank
+    return AVERAGE_POOLS[rank](x, attributes["kernel_shape"], ceil_mode=ceils, count_include_pad=counts, **windows)
 
 
 Compute = Callable[[Operands, Attributes], torch.Tensor | tuple[torch.Tensor, ...]]
@@ -123,11 +104,6 @@ def _numbers(operands: Operands, position: int, attributes: Attributes, name: st
     if len(operands) > position and (found := operands[position]) is not None:
         return [int(one) for one in found.tolist()]
     return attributes.get(name)
-
-
-def _first(operands: Operands) -> torch.Tensor:
-    assert operands[0] is not None
-    return operands[0]
 
 
 def _clip(operands: Operands, _: Attributes) -> torch.Tensor:
@@ -226,9 +202,7 @@ def _pad(operands: Operands, attributes: Attributes) -> torch.Tensor:
     if pads is None or attributes.get("mode", "constant") != "constant" or len(operands) > 3:
         raise NotImplementedError("padding by other values than a constant")
     value = 0.0 if len(operands) < 3 or (given := operands[2]) is None else float(given)
-    half = len(pads) // 2
-    sides = [side for pair in zip(reversed(pads[:half]), reversed(pads[half:]), strict=True) for side in pair]
-    return functional.pad(_first(operands), sides, value=value)
+    return functional.pad(_first(operands), _sides(pads), value=value)
 
 
 def _hard_sigmoid(operands: Operands, attributes: Attributes) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The base network: trained here if it has no weights, else used unchanged; evaluated either way."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,15 +34,6 @@ class Pretrained(NamedTuple):
     weights: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _NewNetwork:
-    """A network before its training. module: with its first weights. model: its description. train: samples of training."""
-
-    module: nn.Module
-    model: ModelSettings
-    train: Dataset
-
-
 def run(
     settings: Settings,
     model: ModelSettings,
@@ -68,8 +58,7 @@ def run(
     trained = settings.epochs > 0 and needs_training(model, train.classes)
     if trained and pretrained is not None:
         load_part(module, pretrained.weights, pretrained.part)
-    network = _NewNetwork(module=module, model=model, train=train)
-    micro_batch = _train(network, settings, folder, name, progress) if trained else None
+    micro_batch = _train(module, model, train, settings, folder, name, progress) if trained else None
     module.to(device).eval()
     images = {
         split: EvaluationData(
@@ -106,12 +95,19 @@ def _save(module: nn.Module, images: EvaluationData, size: Size, path: Path) -> 
     reference.check(lambda given: module(*given), "stage base", "before", subject)
 
 
-def _train(network: _NewNetwork, settings: Settings, folder: Path, name: str, progress: Progress) -> int:
+def _train(
+    module: nn.Module,
+    model: ModelSettings,
+    train: Dataset,
+    settings: Settings,
+    folder: Path,
+    name: str,
+    progress: Progress,
+) -> int:
     """Train a network in worker processes and copy the result into it; returns the final size of the micro-batches.
 
-    name: of the work, on the bar.
+    module: with its first weights. name: of the work, on the bar.
     """
-    module, train = network.module, network.train
     planned = train.planned(settings.batch_size, settings.micro_batches)
     initial = folder / "initial.safetensors"
     partial = initial.with_name(f".{initial.name}.tmp")
@@ -121,7 +117,7 @@ def _train(network: _NewNetwork, settings: Settings, folder: Path, name: str, pr
         folder=folder,
         data=train.settings,
         train=TrainSettings(**settings.model_dump()),
-        model=network.model,
+        model=model,
         initial=initial,
         steps_per_epoch=planned.steps,
         last_batch=planned.last,

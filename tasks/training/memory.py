@@ -174,7 +174,7 @@ class StepMemory:
             return known
         found = _WaitingStorage(self._end, storage.nbytes(), weakref.ref(storage), version)
         self._file.seek(found.place)
-        self._file.write(memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
+        self._file.write(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
         self._file.flush()
         self._end += found.size
         self._on_disk[storage._cdata] = found
@@ -189,7 +189,7 @@ class StepMemory:
         if storage is None:
             content = torch.empty(waiting.size, dtype=torch.uint8)
             self._file.seek(waiting.place)
-            if self._file.readinto(memoryview(content.numpy())) < waiting.size:
+            if self._file.readinto(content.numpy().data) < waiting.size:
                 raise OSError(f"activations on disk: the file ended before byte {waiting.place + waiting.size}")
             storage = content.untyped_storage()
             waiting.read = weakref.ref(storage)
@@ -198,14 +198,15 @@ class StepMemory:
 
 MOST_TRIES = 4
 CLOSE = 0.97
-"""Share of the budget that is near enough."""
+"""Share of the budget from which on a peak is near enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavingPlan:
-    """What a step does with saved tensors. kept_bytes: of each forward pass, in memory; None: all.
+    """The treatment of saved tensors in a step. kept_bytes: bytes of each forward pass that stay in memory; None: all.
 
-    peak_mib, plain_mib: of all tensors, as tried out; of the plan, and of plain torch. time_factor: of plain torch's time.
+    peak_mib, plain_mib: counted peaks of all tensors in trial steps, by the plan and of plain torch. time_factor: of plain
+    torch's time.
     """
 
     budget_mib: float
@@ -215,7 +216,7 @@ class SavingPlan:
     kept_bytes: int | None = None
 
     def words(self) -> str:
-        """What is done, what it comes to, and beside what."""
+        """The plan, its predicted peak and its time in one line, beside those of plain steps."""
         if self.kept_bytes is None:
             return f"plain steps of {self.peak_mib:.0f} MiB are within {self.budget_mib:g} MiB"
         kept = f"all but {self.kept_bytes / MIB:.0f} MiB of" if self.kept_bytes else "all of"
@@ -236,18 +237,19 @@ def fit(
 ) -> SavingPlan:
     """The fastest plan within a budget [MiB]: a step is tried out plain, then with all saved tensors on disk, then between.
 
-    step: the same work each time, and no effect that lasts. given: what is in memory before a step. where: the setting,
-    for errors. agreed: from a peak [MiB] that which all processes take.
-    UserError for a budget that no plan meets, with the least that one does.
+    step: the same work each time, without lasting effects. given: tensors in memory before a step; called before each trial.
+    where: the setting, for errors. agreed: the peak [MiB] on which all processes agree, from that of this process.
+    UserError for a budget that no plan meets, with the least feasible budget.
     """
 
     def tried(kept_bytes: int | None) -> tuple[float, float]:
         memory = StepMemory(kept_bytes, folder)
-        start = time.perf_counter()
         with torch.random.fork_rng(devices=[]), StorageCount(given()) as count:
+            start = time.perf_counter()
             step(memory)
+            seconds = time.perf_counter() - start
         memory.close()
-        return agreed(count.peak_mib), time.perf_counter() - start
+        return agreed(count.peak_mib), seconds
 
     tried(None)  # the first step takes longer
     plain_mib, plain_s = tried(None)
@@ -274,5 +276,5 @@ def fit(
 
 
 def _rounded_up(mib: float) -> str:
-    """To a tenth, so that it is a budget that can be met."""
+    """Rounded up to a tenth, so that it is a feasible budget."""
     return f"{int(mib * 10 + 1) / 10:.1f} MiB"

@@ -1,4 +1,4 @@
-"""The protocol of methods that adapt, losses and weights of samples without labels, and steps of an optimiser.
+"""The protocol of adaptation methods, losses and weights of samples without labels, and steps of an optimiser.
 
 Methods without gradients, and methods within a budget of memory, are here, too.
 

@@ -4,15 +4,16 @@ Drifting images are from the test split, known images from the validation split.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import nn
 
 from tasks.adaptation import (
-    AdaptationMethod,
     AdaptationSettings,
     AdaptiveSubnet,
     Anchor,
@@ -90,82 +91,38 @@ def check_images(data: DataSettings, drift: DriftSettings) -> None:
         )
 
 
-class StreamPlayer(Protocol):
-    """Answers batches, one after another, and may adapt to them."""
+@dataclass(frozen=True, slots=True)
+class StreamPlayer:
+    """Answers batches, one after another, and may adapt to them.
 
-    def answer(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits (B, K)."""
-        ...
+    answer: logits (B, K) of images. adapted: the SubNet that answers now; None: the source. events: of a guard, since they were
+    last taken.
+    """
 
-    def new_events(self) -> Sequence[GuardEvent]:
-        """Events of a guard since the last call; empty without a guard."""
-        ...
+    answer: Callable[[torch.Tensor], torch.Tensor]
+    adapted: Callable[[], AdaptiveSubnet | None] = lambda: None
+    events: deque[GuardEvent] = field(default_factory=deque)
 
-    @property
-    def adapted(self) -> AdaptiveSubnet | None:
-        """The SubNet that answers now, if it is not the source."""
-        ...
+    @classmethod
+    def of_source(cls, network: nn.Module) -> Self:
+        """The unchanged network."""
+        return cls(torch.no_grad()(network.__call__))
 
+    @classmethod
+    def of_guard(cls, guard: GuardedSubnet) -> Self:
+        """A method under guards."""
 
-class SourcePlayer:
-    """The unchanged network."""
+        def adapted() -> AdaptiveSubnet | None:
+            answering = guard.answering
+            return None if answering is guard.source else answering
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self.adapted: AdaptiveSubnet | None = None
-
-    @torch.no_grad()
-    def answer(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits (B, K)."""
-        logits_BK: torch.Tensor = self._network(x_BCHW)
-        return logits_BK
+        return cls(lambda x_BCHW: guard.answer(x_BCHW).logits_BK, adapted, guard.events)
 
     def new_events(self) -> Sequence[GuardEvent]:
-        """Empty: nothing adapts."""
-        return ()
-
-
-class MethodPlayer:
-    """A method without guards."""
-
-    def __init__(self, method: AdaptationMethod) -> None:
-        self._method = method
-
-    def answer(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits (B, K)."""
-        return self._method.adapt(x_BCHW)
-
-    def new_events(self) -> Sequence[GuardEvent]:
-        """Empty: nothing guards."""
-        return ()
-
-    @property
-    def adapted(self) -> AdaptiveSubnet:
-        """The SubNet with its adaptation so far."""
-        return self._method.subnet
-
-
-class GuardedPlayer:
-    """A method under guards."""
-
-    def __init__(self, guard: GuardedSubnet) -> None:
-        self._guard = guard
-
-    def answer(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Logits (B, K)."""
-        return self._guard.answer(x_BCHW).logits_BK
-
-    def new_events(self) -> Sequence[GuardEvent]:
-        """Events: drift detected, images aligned, adaptation kept or undone, drift over."""
-        found = tuple(self._guard.events)
-        self._guard.events.clear()
+        """Take the events: drift detected, images aligned, adaptation kept or undone, drift over."""
+        found = tuple(self.events)
+        self.events.clear()
         return found
-
-    @property
-    def adapted(self) -> AdaptiveSubnet | None:
-        """The SubNet that answers now, if it is not the source."""
-        answering = self._guard.answering
-        return None if answering is self._guard.source else answering
 
 
 def make_player(
@@ -173,12 +130,13 @@ def make_player(
 ) -> StreamPlayer:
     """A player of a method that begins at the source, which stays unchanged. batch_size: of the stream."""
     if method == "source":
-        return SourcePlayer(source.network)
+        return StreamPlayer.of_source(source.network)
     own = copy.deepcopy(source)
     if method == "guarded":
-        return GuardedPlayer(GuardedSubnet(own, known.anchor, known.profile, settings.guard, settings.guarded))
+        return StreamPlayer.of_guard(GuardedSubnet(own, known.anchor, known.profile, settings.guard, settings.guarded))
     chosen = MethodSettings(method=method, **settings.methods.model_dump()).for_batches_of(batch_size)
-    return MethodPlayer(make_method(own, chosen, known.profile))
+    adapting = make_method(own, chosen, known.profile)
+    return StreamPlayer(adapting.adapt, lambda: adapting.subnet)
 
 
 def left_out(method: StreamMethod, source: AdaptiveSubnet) -> str | None:

@@ -23,7 +23,6 @@ from tasks.adaptation import AdaptationSettings, AdaptiveSubnet, save_adapted
 from tasks.adaptation.settings import StreamSettings
 from tasks.adaptation.streams.players import (
     KnownImages,
-    SourcePlayer,
     StreamMethod,
     StreamPlayer,
     held_out_images,
@@ -159,7 +158,7 @@ class _Subnet:
     def player(self, method: StreamMethod, settings: AdaptationSettings, batch_size: int) -> StreamPlayer:
         """A player for one of its possible methods."""
         if self.source is None:
-            return SourcePlayer(self.network)
+            return StreamPlayer.of_source(self.network)
         return make_player(method, self.source, self.known, settings, batch_size)
 
 
@@ -269,10 +268,11 @@ def _played(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> Pl
 
 def _save(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> str | None:
     """Write the side file of the final adapted state; None if the source answers."""
-    if player.adapted is None:
+    adapted = player.adapted()
+    if adapted is None:
         return None
     name = f"{ADAPTED_FOLDER}/{method}.safetensors"
-    save_adapted(playing.out / name, player.adapted, playing.subnet.net, playing.subnet.config)
+    save_adapted(playing.out / name, adapted, playing.subnet.net, playing.subnet.config)
     return name
 
 

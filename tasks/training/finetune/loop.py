@@ -24,7 +24,7 @@ from tasks.evaluation.subnets import EvaluationData, EvaluationResources
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.checkpoint import rewind
 from tasks.training.finetune.job import Job, TrainingPhase
-from tasks.training.finetune.memory import BudgetedSteps, TrialStep
+from tasks.training.finetune.memory import BudgetedSteps
 from tasks.training.finetune.networks.record import Role, Trainable
 from tasks.training.finetune.numerics import mixed_precision
 from tasks.training.finetune.ranges import watch_of
@@ -128,7 +128,10 @@ class Trainer:
         self.layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
         self.teacher = None if network.teacher is None else self._placed(network.teacher).requires_grad_(False).eval()
         self._placed(network.module).train()
-        self.average = averaged(network.module, self.settings) if self.first_of_node else None
+        self.average: AveragedModel | None = None
+        if self.settings.average and self.first_of_node:
+            decay = get_ema_multi_avg_fn(self.settings.average)
+            self.average = AveragedModel(network.module, multi_avg_fn=decay)
         self.judged_on = self._judged_on(validation)
         self.step = checkpoint.shared_steps(job.checkpoint, first_of_node=self.first_of_node)
         self.watch = watch_of(job, self.phase, network.net, (dataset, validation), self.resources)
@@ -151,12 +154,14 @@ class Trainer:
             roles = [replace(role, config=net.max_config) for role in roles]
         x = self.dataset.form.blank(self.settings.batch_size // self.world)
         target = self.dataset.problem.blank(samples_in(x), self.job.data.resolution)
-
-        def run() -> None:
-            self._passes(self._pieces(x, target)[:MOST_TRIED], roles)
-
-        trial = TrialStep(run, self.network.module, lambda: self._there(x), self.optimiser)
-        self.memory.fit(trial, self.phase.first_step, tells=self.first_of_node)
+        self.memory.fit(
+            lambda: self._passes(self._pieces(x, target)[:MOST_TRIED], roles),
+            self.network.module,
+            lambda: self._there(x),
+            self.optimiser,
+            self.phase.first_step,
+            tells=self.first_of_node,
+        )
 
     def _there(self, x: Inputs) -> list[torch.Tensor]:
         """Tensors in memory before a step, without gradients."""
@@ -397,13 +402,6 @@ class Trainer:
     def _seed(self, micro_batch: int) -> None:
         """Make dropout and the like depend only on the step and the micro-batch's place in the global batch."""
         torch.manual_seed((self.settings.seed * 1_000_003 + self.step) * 65_537 + micro_batch)
-
-
-def averaged(module: nn.Module, settings: TrainSettings) -> AveragedModel | None:
-    """torch's moving average of the weights; None if the settings ask for none."""
-    if not settings.average:
-        return None
-    return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
 
 
 def _by_role(roles: list[Role], losses: list[float]) -> dict[str, float]:

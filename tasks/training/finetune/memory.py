@@ -1,13 +1,11 @@
 """Fine-tuning within a memory budget: the plan before the first step, its steps, and their peak compared with the plan.
 
-Messages of the launcher on the memory plans of ranks.
-
-Steps of one rank within a memory budget. Legend: B batch, C channels, H height, W width.
+The launcher reports the plans of ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +58,6 @@ class PlanTeller:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStep:
-    """The trial before training: the passes of a step, with exchange of gradients but no update.
-
-    run: the passes. module: its gradients are dropped afterwards, and its buffers are restored. there: tensors in memory before
-    a step, without gradients. optimiser: its state counts even if it does not exist yet.
-    """
-
-    run: Callable[[], None]
-    module: nn.Module
-    there: Callable[[], Sequence[Tensor]]
-    optimiser: torch.optim.Optimizer
-
-
 class BudgetedSteps:
     """Carries out the plan of one phase; without a budget, steps are plain and nothing is counted."""
 
@@ -93,29 +77,41 @@ class BudgetedSteps:
         """Whether there is a budget."""
         return self._budget_mib is not None
 
-    def fit(self, trial: TrialStep, first_step: int, *, tells: bool) -> None:
-        """Make the plan before the first step of a phase. tells: write it to the file that the launcher reads.
+    def fit(
+        self,
+        passes: Callable[[], object],
+        module: nn.Module,
+        there: Callable[[], Sequence[Tensor]],
+        optimiser: torch.optim.Optimizer,
+        first_step: int,
+        *,
+        tells: bool,
+    ) -> None:
+        """Make the plan before the first step of a phase, by trial steps without an update.
 
-        UserError if the budget cannot be met, with the smallest budget that can.
+        passes: those of a step, with exchange of gradients. module: its gradients are dropped afterwards, and its buffers are
+        restored. there: tensors in memory before a step, without gradients. optimiser: its state counts even if it does not
+        exist yet. tells: write the plan to the file that the launcher reads. UserError if the budget cannot be met, with the
+        smallest budget that can.
         """
         assert self._budget_mib is not None
-        before = [(buffer, buffer.clone()) for buffer in trial.module.buffers()]
-        trained = [weight for weight in trial.module.parameters() if weight.requires_grad]
-        state = 0.0 if trial.optimiser.state else state_share(trial.optimiser)
+        before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
+        state = 0.0 if optimiser.state else state_share(optimiser)
         sizes = [weight.nbytes for weight in trained]
         copied = max(sizes, default=0)  # smaller SubNets copy their part of a weight
         stand_in = torch.empty(int(state * sum(sizes)) + copied, dtype=torch.uint8)
 
         def step(memory: StepMemory) -> None:
             self._memory = memory
-            trial.run()
+            passes()
             self._forget_gradients(trained)
 
         self.plan = fit(
             step,
             self._budget_mib,
             where=f"finetune.memory_mib={self._budget_mib:g}",
-            given=lambda: [*trial.there(), *self._exchanged, stand_in],
+            given=lambda: [*there(), *self._exchanged, stand_in],
             folder=str(self._folder),
             agreed=_largest_of_ranks,
         )

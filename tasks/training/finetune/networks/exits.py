@@ -21,7 +21,7 @@ from tasks.data.images import resize
 from tasks.data.source import Inputs, only
 from tasks.evaluation.subnets import EvaluationData
 from tasks.training.finetune.job import Job, TrainingPhase
-from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Judge, Role, Verdict
+from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Judge, Role, Trainable, Verdict
 from tasks.training.finetune.networks.supernet import NOTHING
 from tasks.training.finetune.numerics import loss_of
 from tasks.training.finetune.settings import ExitTraining, Settings
@@ -128,25 +128,13 @@ def _told(batches: Iterable[Item], move: Callable[[], None]) -> Iterator[Item]:
         yield batch
 
 
-class _Due:
-    """The ends of epochs at which exits are judged, counted from the end of a phase."""
-
-    def __init__(self, phase: TrainingPhase, steps: int) -> None:
-        self._last, self._steps = phase.last_step, steps
-
-    def __call__(self, step: int) -> bool:
-        return (self._last - step) % self._steps == 0
-
-
-class BestExit:
+class BestExit(Judge):
     """Finds the best exit, which teaches the others."""
 
     def __init__(self, meter: ExitMeter, names: Sequence[str], phase: TrainingPhase, steps: int) -> None:
         """names: of all exits. steps: between two judgements."""
+        super().__init__(phase, steps)
         self._meter, self._names = meter, names
-        self.is_due = _Due(phase, steps)
-        self.kept: Mapping[str, torch.Tensor] = {}
-        self._data: EvaluationData | None = None
         self._found: list[float] = []
 
     @property
@@ -203,7 +191,7 @@ class PartTraining:
         return (target is not None and self.best >= target) or (patience is not None and self.waited >= patience)
 
 
-class StageJudge:
+class StageJudge(Judge):
     """Ends the training of a part early, with its best weights that cost no earlier exit accuracy.
 
     If an earlier exit got worse, all weights go back to the last good ones, and earlier parts are constant from then on.
@@ -220,11 +208,8 @@ class StageJudge:
         steps_per_epoch: int,
     ) -> None:
         """names: of the exits up to the part's own."""
-        self._net, self._meter, self._course, self._settings = net, meter, course, settings
-        self._names, self._last = names, phase.last_step
-        self.is_due = _Due(phase, settings.every_epochs * steps_per_epoch)
-        self.kept: Mapping[str, torch.Tensor] = {}
-        self._data: EvaluationData | None = None
+        super().__init__(phase, settings.every_epochs * steps_per_epoch)
+        self._net, self._meter, self._course, self._settings, self._names = net, meter, course, settings, names
         self._stage = PartTraining(floors=(), best=0.0)
 
     @property
@@ -297,7 +282,7 @@ class ExitTeaching:
     original: FrozenOriginal | None = None
 
 
-class TrainableExits:
+class TrainableExits(Trainable):
     """A SuperNet in which all exits of a SubNet are trained in one pass.
 
     draw: gives the SubNets of a step, the largest first.
@@ -313,35 +298,23 @@ class TrainableExits:
         settings: Settings,
         teaching: ExitTeaching,
     ) -> None:
-        self.net: SuperNet | None = net
-        self.module = net.elastic
-        self.runner = runner
-        self.teacher: nn.Module | None = net.build(net.max_config) if settings.teacher == "base" else None
-        self.judge: Judge | None = judge
-        self.base_size = net.input_size(net.max_config)
-        self.roles = draw
+        teacher = net.build(net.max_config) if settings.teacher == "base" else None
+        size, original = net.input_size(net.max_config), teaching.original
+        super().__init__(net.elastic, size, draw, net=net, runner=runner, teacher=teacher, original=original)
+        self.judge = judge
         self._net, self._course, self._settings = net, course, settings
-        self._teaching, self._share, self._original = teaching.exit, teaching.share, teaching.original
-
-    def undecayed(self) -> Sequence[torch.Tensor]:
-        """Kernel transforms, which decay would pull from the identity to zero."""
-        return [matrix for matrix in self._net.kernel_matrices if matrix.requires_grad]
+        self._teaching, self._share = teaching.exit, teaching.share
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
         """Weights of earlier parts, and their factor."""
         return self._course.slowed(self._net), self._settings.exits.earlier_rate
 
-    def begin(self, batches: Iterable[Inputs]) -> None:
-        """Set up the frozen original, if there is one."""
-        if self._original is not None:
-            self._original.begin(batches)
-
     def losses(
-        self, roles: Sequence[Role], x: Inputs, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """Losses (P,) of the trained exits, for each SubNet."""
         net, exits, constant = self._net, self._course.exits, self._course.constant
-        x_BCHW = only(x)
+        x_BCHW = only(x_BCHW)
         taught_BK = self._taught(x_BCHW)
         teaching = None if taught_BK is not None or not self._share else self._teaching()
         asked = exits if teaching is None or teaching in exits else (*exits, teaching)

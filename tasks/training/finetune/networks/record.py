@@ -1,14 +1,15 @@
-"""Interfaces between the training loop and a network, and the user's frozen network inside a SuperNet.
+"""Base classes of networks in training and of their judges, and the user's frozen network inside a SuperNet.
 
 The weights of the frozen network do not change: only alternatives are trained.
 
 Legend: B batch, C channels, H height, W width, K classes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from tailor_ir.subnets.elastic import Branches
 from tasks.data.samples import Size
 from tasks.data.source import Inputs
 from tasks.evaluation.subnets import EvaluationData
+from tasks.training.finetune.job import TrainingPhase
 
 
 class FrozenOriginal:
@@ -87,85 +89,78 @@ class Verdict:
     changed: bool = False
 
 
-class Judge(Protocol):
-    """Evaluates a network in training on validation images. All ranks come to the same verdict."""
+class Judge(ABC):
+    """Evaluates a network in training on validation images. All ranks come to the same verdict.
 
+    kept: the tensors that the judge may restore, by name. It judges every `steps` steps, counted from the end of the phase.
+    """
+
+    def __init__(self, phase: TrainingPhase, steps: int) -> None:
+        self._last, self._steps = phase.last_step, steps
+        self.kept: Mapping[str, torch.Tensor] = {}
+        self._data: EvaluationData | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the judge judges after a step."""
+        return (self._last - step) % self._steps == 0
+
+    @abstractmethod
     def begin(self, data: EvaluationData, move: Callable[[], None]) -> None:
         """Judge the weights at the start of a phase. move: called for each batch of images."""
-        ...
 
+    @abstractmethod
     def go_on(self, data: EvaluationData, state: Mapping[str, Any], kept: Mapping[str, torch.Tensor]) -> None:
         """Resume in the middle of a phase, with `state` and `kept` from its checkpoint."""
-        ...
 
-    @property
-    def is_due(self) -> Callable[[int], bool]:
-        """A function of a step: whether the judge judges after it."""
-        ...
-
+    @abstractmethod
     def judge(self, step: int, move: Callable[[], None]) -> Verdict:
         """Judge the weights after a step; may replace them."""
-        ...
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """The judge's state, as JSON."""
-        ...
-
-    @property
-    def kept(self) -> Mapping[str, torch.Tensor]:
-        """The tensors that the judge may restore, by name."""
-        ...
 
 
-class Trainable(Protocol):
-    """A network, the parts that each step trains, and the losses."""
+class Trainable(ABC):
+    """A network, the parts that each step trains, and the losses.
 
-    @property
-    def module(self) -> nn.Module:
-        """The network. Parameters with gradients are trained; a checkpoint holds all its tensors."""
-        ...
+    module: parameters with gradients are trained; a checkpoint holds all its tensors. base_size: input size of the largest
+    SubNet and of the teacher: (height, width), or the length. roles: the parts that a step trains, in the order of its losses.
+    net: the SuperNet whose SubNets are trained; None: a plain network. runner: the module whose forward pass `losses` calls:
+    the network itself, or a module that contains it. teacher: a frozen network that teaches all SubNets. original: the frozen
+    original, if only alternatives are trained. judge: evaluates the network now and then and may change what is trained.
+    """
 
-    @property
-    def net(self) -> SuperNet | None:
-        """The SuperNet whose SubNets are trained; None for a plain network."""
-        ...
-
-    @property
-    def runner(self) -> nn.Module:
-        """The module whose forward pass `losses` calls: the network itself, or a module that contains it."""
-        ...
-
-    @property
-    def teacher(self) -> nn.Module | None:
-        """A frozen network that teaches all SubNets."""
-        ...
-
-    @property
-    def judge(self) -> Judge | None:
-        """The judge, which evaluates the network now and then and may change what is trained; None: no judge."""
-        ...
-
-    @property
-    def base_size(self) -> Size:
-        """Input size of the largest SubNet and of the teacher: (height, width), or the length."""
-        ...
+    def __init__(
+        self,
+        module: nn.Module,
+        base_size: Size,
+        roles: Callable[[int], list[Role]],
+        *,
+        net: SuperNet | None = None,
+        runner: nn.Module | None = None,
+        teacher: nn.Module | None = None,
+        original: FrozenOriginal | None = None,
+    ) -> None:
+        self.module, self.base_size, self.roles = module, base_size, roles
+        self.net, self.teacher, self.original = net, teacher, original
+        self.runner = module if runner is None else runner
+        self.judge: Judge | None = None
 
     def undecayed(self) -> Sequence[torch.Tensor]:
-        """Trained matrices without weight decay; called once the module is on its device."""
-        ...
+        """Kernel transforms, which decay would pull from the identity to zero; called once the module is on its device."""
+        return [] if self.net is None else [matrix for matrix in self.net.kernel_matrices if matrix.requires_grad]
 
     def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
         """Trained tensors with a lower learning rate, and its factor; called once the module is on its device."""
-        ...
+        return (), 1.0
 
     def begin(self, batches: Iterable[Inputs]) -> None:
         """Called before the first step, with weights loaded. batches: training images (B, C, H, W) at `base_size`."""
-        ...
+        if self.original is not None:
+            self.original.begin(batches)
 
-    def roles(self, step: int) -> list[Role]:
-        """The roles that `step` trains, in the order of its losses."""
-        ...
-
+    @abstractmethod
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
@@ -175,4 +170,3 @@ class Trainable(Protocol):
 
         x_BCHW: at `base_size`. target: of the learning problem, e.g. classes (B,), or soft labels (B, K).
         """
-        ...

@@ -9,7 +9,7 @@ Legend: B batch, C channels, H height, W width, K classes.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -24,12 +24,12 @@ from tasks.data.images import resize
 from tasks.data.problems import CLASSIFICATION, LearningProblem
 from tasks.data.samples import Size
 from tasks.data.source import Inputs, answers
-from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Judge, Role
+from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Role, Trainable
 from tasks.training.finetune.numerics import distance, loss_of
 from tasks.training.finetune.settings import Settings, Strategy, TrainSettings
 
 
-class TrainableNetwork:
+class TrainableNetwork(Trainable):
     """One network with one input size."""
 
     def __init__(
@@ -39,27 +39,8 @@ class TrainableNetwork:
         settings: TrainSettings,
         problem: LearningProblem = CLASSIFICATION,
     ) -> None:
-        self.module = self.runner = module
-        self.net: SuperNet | None = None
-        self.teacher: nn.Module | None = None
-        self.judge: Judge | None = None
-        self.base_size = size
+        super().__init__(module, size, lambda step: [Role("network", {}, False)])
         self._settings, self._problem = settings, problem
-
-    def undecayed(self) -> Sequence[torch.Tensor]:
-        """Empty: every matrix decays."""
-        return ()
-
-    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """Empty: all parameters have the same learning rate."""
-        return (), 1.0
-
-    def begin(self, batches: Iterable[Inputs]) -> None:
-        """Do nothing: the network is used as it was made."""
-
-    def roles(self, step: int) -> list[Role]:
-        """One role, the network itself."""
-        return [Role("network", {}, False)]
 
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
@@ -87,34 +68,26 @@ class BranchRunner(nn.Module):
         return [self.branches.run(branch, features) for branch in self.chosen]
 
 
-class TrainableBranches:
+class TrainableBranches(Trainable):
     """A SuperNet whose alternatives are trained one by one, on features of the frozen original for each micro-batch."""
 
     def __init__(self, net: SuperNet, original: FrozenOriginal, settings: Settings) -> None:
-        self.net = net
-        self.module = net.elastic
-        self.runner = BranchRunner(net)
-        self.teacher: nn.Module | None = None
-        self.judge: Judge | None = None
-        self.base_size = net.input_size(net.max_config)
-        self.begin = original.begin
+        self._run = BranchRunner(net)
+        size = net.input_size(net.max_config)
+        super().__init__(net.elastic, size, self._drawn, net=net, runner=self._run, original=original)
         self._settings = settings
         self._originals = frozenset(net.structure.graph.original().parameters)
 
     @cached_property
     def _branches(self) -> Sequence[Branch]:
         """Branches with parameters to train."""
-        return [one for one in self.runner.branches.branches if not self._originals.issuperset(one.parameters)]
+        return [one for one in self._run.branches.branches if not self._originals.issuperset(one.parameters)]
 
     def undecayed(self) -> Sequence[torch.Tensor]:
         """Empty: every matrix of an alternative decays."""
         return ()
 
-    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """Empty: all parameters have the same learning rate."""
-        return (), 1.0
-
-    def roles(self, step: int) -> list[Role]:
+    def _drawn(self, step: int) -> list[Role]:
         """One role, with the branches of this step."""
         rng = np.random.default_rng((self._settings.seed, step))
         exits = [branch.exit for branch in self._branches]
@@ -124,9 +97,9 @@ class TrainableBranches:
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         """The mean distance of the branches' results from the original's."""
-        features = self.runner.branches.features(x_BCHW)
+        features = self._run.branches.features(x_BCHW)
         for role in roles:
-            chosen = self.runner.chosen = [self._branches[position] for position in role.branches]
+            chosen = self._run.chosen = [self._branches[position] for position in role.branches]
             results = forward({branch.entry: features[branch.entry] for branch in chosen})
             pairs = zip(results, chosen, strict=True)
             yield torch.stack([distance(result, features[branch.exit]) for result, branch in pairs]).mean()
@@ -245,7 +218,7 @@ def _group(name: str, stages: set[str]) -> str:
     return next((stage for stage in stages if name.startswith(f"{stage}.")), name)
 
 
-class TrainableSuperNet:
+class TrainableSuperNet(Trainable):
     """A SuperNet in training: `draw` gives the SubNets of a step, the teacher first.
 
     share: the weight of soft labels. original: the frozen original, if only alternatives are trained; it teaches if there is no
@@ -262,27 +235,9 @@ class TrainableSuperNet:
         original: FrozenOriginal | None = None,
         problem: LearningProblem = CLASSIFICATION,
     ) -> None:
-        self.net = net
-        self.module = self.runner = net.elastic
-        self.teacher = teacher
-        self.judge: Judge | None = None
-        self.base_size = net.input_size(net.max_config)
-        self.roles = draw
-        self._settings, self._share = settings, share
-        self._original, self._problem = original, problem
-
-    def undecayed(self) -> Sequence[torch.Tensor]:
-        """Kernel transforms, which decay would pull from the identity to zero."""
-        return [matrix for matrix in self.net.kernel_matrices if matrix.requires_grad]
-
-    def slowed(self) -> tuple[Sequence[torch.Tensor], float]:
-        """Empty: all parameters have the same learning rate."""
-        return (), 1.0
-
-    def begin(self, batches: Iterable[Inputs]) -> None:
-        """Set up the frozen original, if there is one."""
-        if self._original is not None:
-            self._original.begin(batches)
+        size = net.input_size(net.max_config)
+        super().__init__(net.elastic, size, draw, net=net, teacher=teacher, original=original)
+        self._net, self._settings, self._share, self._problem = net, settings, share, problem
 
     def losses(
         self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
@@ -290,8 +245,8 @@ class TrainableSuperNet:
         """The loss of each SubNet; without a frozen teacher the first SubNet teaches the others."""
         taught = self._taught(x_BCHW)
         for role in roles:
-            self.net.elastic.activate(role.config)
-            outputs = answers(forward, resize(x_BCHW, self.net.input_size(role.config)))
+            self._net.elastic.activate(role.config)
+            outputs = answers(forward, resize(x_BCHW, self._net.input_size(role.config)))
             own = taught if role.distilled else None
             yield loss_of(outputs, target, self._settings, own, self._share, self._problem)
             if taught is None:
@@ -305,4 +260,4 @@ class TrainableSuperNet:
         x_BCHW = resize(x_BCHW, self.base_size)
         if self.teacher is not None:
             return answers(self.teacher, x_BCHW)
-        return None if self._original is None else self._original.logits(x_BCHW)
+        return None if self.original is None else self.original.logits(x_BCHW)
