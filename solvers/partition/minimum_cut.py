@@ -233,25 +233,15 @@ def _source_side(nodes: int, arcs: Iterable[Arc]) -> NDArray[np.bool_]:
     scale = FINITE / max(float(capacity[finite].sum()), np.finfo(float).tiny)
     whole = np.full(len(capacity), INFINITE, np.int64)
     whole[finite] = np.rint(capacity[finite] * scale)
-    tail, head, whole = _added_up(tail[whole > 0], head[whole > 0], whole[whole > 0], nodes)
-    graph = csr_array((whole, (tail, head)), shape=(nodes, nodes), dtype=np.int32)
-    flow = maximum_flow(graph, 0, 1).flow
-    residual = graph - flow
+    graph = csr_array((whole, (tail, head)), shape=(nodes, nodes))  # adds up parallel arcs
+    graph.data = np.minimum(graph.data, INFINITE).astype(np.int32)
+    graph.eliminate_zeros()
+    residual = graph - maximum_flow(graph, 0, 1).flow
     residual.eliminate_zeros()
     reaching = breadth_first_order(residual.T.tocsr(), 1, return_predecessors=False)  # nodes with a path to the sink
     found = np.ones(nodes, bool)
     found[reaching] = False
     return found
-
-
-def _added_up(
-    tail: NDArray[np.int64], head: NDArray[np.int64], capacity: NDArray[np.int64], nodes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Arcs with parallel ones merged; the capacity of infinite arcs is limited to `INFINITE`."""
-    pairs, number = np.unique(tail.astype(np.int64) * nodes + head, return_inverse=True)
-    found = np.zeros(len(pairs), np.int64)
-    np.add.at(found, number, capacity)
-    return pairs // nodes, pairs % nodes, np.minimum(found, INFINITE)
 
 
 def all_at_home(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
