@@ -33,7 +33,7 @@ from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.placed import PlacedSubNet, SharedDevices
 from adaptive_runtime.offload.rows import PlacedSubNets
-from adaptive_runtime.offload.split import SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import EnvelopePlacements, SplitOptions, SplitSubNet
 from adaptive_runtime.offload.split.segments import HomeSegments, Loaded
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress
 from adaptive_runtime.pool import Variant
@@ -294,7 +294,8 @@ def serving_rows(
                 split, plans = opened_plans(bundle, placement, slower)
                 options = SplitOptions(coding=placement.coding, check_share=0.0)
                 home = SlowerHome(split, slower)
-                placed[subnet.digest] = PlacedSubNet(split, plans, addresses, options, home, shared)
+                choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
+                placed[subnet.digest] = PlacedSubNet(split, choice, addresses, options, home, shared)
                 stack.callback(placed[subnet.digest].close)
         yield stack.enter_context(closing(ServingRows(model, played.rows, PlacedSubNets(placed), slower)))
 

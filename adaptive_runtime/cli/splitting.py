@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from adaptive_runtime.cli.serving import above_zero, add_devices, addresses
 from profiling_agents.lines import printable
 
 if TYPE_CHECKING:
-    from adaptive_runtime.offload.split import EnvelopePlacements, SplitAnswer, SplitNetwork
+    from adaptive_runtime.offload.split import SplitAnswer
 
 HELP = "Answer inputs by a SubNet that is split over devices, and tell where each part ran and how long it took."
 WAIT_S = 5.0
@@ -42,25 +43,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Answer with the plan that is currently fastest. AdaptiveError: bad input, in one line."""
-    from adaptive_runtime.offload.split import PlannedSplit, ReplanRules, SplitOptions
+    from adaptive_runtime.offload.placed import PlannedSplit
+    from adaptive_runtime.offload.split import ReplanRules, SplitOptions
 
     planned = PlannedSplit.open(arguments.folder)
     subnet = planned.split.subnet
     inputs = _inputs(arguments.input, subnet.shapes[subnet.input])
-    at_once = ReplanRules(margin=0.0, dwell_s=0.0)
-    network, choice = planned.network(addresses(arguments), SplitOptions(coding=arguments.coding), at_once)
-    with network:
+    options, at_once = SplitOptions(coding=arguments.coding), ReplanRules(margin=0.0, dwell_s=0.0)
+    with planned.placed(addresses(arguments), options, at_once) as placed:
+        network = placed.network
         network.wait_for(timeout_s=arguments.wait_s)
-        devices = _devices(network)
+        links = {name: link.model_dump() for name, link in network.links.items()}
+        devices = [
+            {"name": name, "state": state, "reason": reason, "link": links.get(name)}
+            for name, (state, reason) in network.states.items()
+        ]
         answers = [network.infer(x, arguments.deadline_ms) for x in inputs]
-        plans_ms = _predicted(network, choice)
-    rows = [_row(one) for one in answers]
-    for line in _lines(devices, plans_ms, rows):
+        plan, plan_ms, home_ms = placed.predicted
+    told: dict[str, Any] = {"devices": devices, "plan": plan.devices, "line": plan.line}
+    told |= {"plan_ms": plan_ms, "home_ms": home_ms, "answers": [_row(one) for one in answers]}
+    for line in _lines(told):
         print(printable(line))
     if arguments.output is not None:
-        _write_answers(arguments.output, np.concatenate([one.answer for one in answers]))
+        try:
+            with arguments.output.open("wb") as stream:
+                np.save(stream, np.concatenate([one.answer for one in answers]))
+        except OSError as error:
+            raise AdaptiveError(str(arguments.output), f"cannot be written ({error.strerror})") from error
     if arguments.json is not None:
-        told = {"devices": devices, **plans_ms, "answers": rows}
         arguments.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 
@@ -81,22 +91,6 @@ def _inputs(file: Path, shape: tuple[int, ...]) -> list[NDArray[np.float32]]:
     raise AdaptiveError(str(file), f"has the shape {list(found.shape)}", allowed=f"[{sizes}] or [N, {sizes}]")
 
 
-def _devices(network: "SplitNetwork") -> list[dict[str, Any]]:
-    """State and link of each device."""
-    links = network.links
-    return [
-        {"name": name, "state": state, "reason": reason, "link": links[name].model_dump() if name in links else None}
-        for name, (state, reason) in network.states.items()
-    ]
-
-
-def _predicted(network: "SplitNetwork", choice: "EnvelopePlacements") -> dict[str, Any]:
-    """The plan in use, its predicted latency, and that of the coordinator alone."""
-    found_ms = choice.latencies_ms(network.links)
-    plan = choice.plans.plans[choice.number]
-    return {"plan": plan.devices, "line": plan.line, "plan_ms": found_ms.get(choice.number), "home_ms": found_ms[0]}
-
-
 def _row(answer: "SplitAnswer") -> dict[str, Any]:
     return {
         "latency_ms": answer.latency_ms,
@@ -115,38 +109,26 @@ def _row(answer: "SplitAnswer") -> dict[str, Any]:
     }
 
 
-def _lines(devices: list[dict[str, Any]], plan: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+def _lines(told: dict[str, Any]) -> Iterator[str]:
     """Report lines for people."""
-    found = []
-    for one in devices:
-        link = one["link"]
-        known = "" if link is None else f": {_mbps(link['up_mbps'])} up, {_mbps(link['down_mbps'])} down, "
-        known += "" if link is None else f"round trip {link['round_trip_ms']:.3g} ms"
-        found.append(f"{one['name']} is {one['state']} ({one['reason'] or 'not reached yet'}){known}")
-    predicted = "a device is out" if plan["plan_ms"] is None else f"predicted {plan['plan_ms']:.4g} ms"
-    found.append(f"plan: {plan['line']} ({predicted}, home alone {plan['home_ms']:.4g} ms)")
-    for number, row in enumerate(rows):
+    for one in told["devices"]:
+        known, link = "", one["link"]
+        if link is not None:
+            known = f": {_mbps(link['up_mbps'])} up, {_mbps(link['down_mbps'])} down, round trip {link['round_trip_ms']:.3g} ms"
+        yield f"{one['name']} is {one['state']} ({one['reason'] or 'not reached yet'}){known}"
+    predicted = "a device is out" if told["plan_ms"] is None else f"predicted {told['plan_ms']:.4g} ms"
+    yield f"plan: {told['line']} ({predicted}, home alone {told['home_ms']:.4g} ms)"
+    for number, row in enumerate(told["answers"]):
         late = ", late" if row["late"] else ""
         why = "" if row["at_home"] is None else f", finished at home ({row['at_home']})"
-        found.append(f"answer {number}: {row['latency_ms']:.4g} ms{late}{why}; largest value at {row['largest']}")
+        yield f"answer {number}: {row['latency_ms']:.4g} ms{late}{why}; largest value at {row['largest']}"
         for part in row["parts"]:
             first, last = part["segments"]
             segments = f"segment {first}" if first == last else f"segments {first}–{last}"
             link_ms = part["took_ms"] - part["computed_ms"]
             crossed = f", of which computing {part['computed_ms']:.4g} ms, the way {link_ms:.4g} ms"
-            way = "" if part["device"] == "home" else crossed
-            found.append(f"  {part['device']}: {segments}, {part['took_ms']:.4g} ms{way}")
-    return found
+            yield f"  {part['device']}: {segments}, {part['took_ms']:.4g} ms{'' if part['device'] == 'home' else crossed}"
 
 
 def _mbps(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g} Mbit/s" if value < 100 else f"{value:.0f} Mbit/s"
-
-
-def _write_answers(file: Path, answers: NDArray[np.float32]) -> None:
-    """Write the answers. AdaptiveError: the file cannot be written."""
-    try:
-        with file.open("wb") as stream:
-            np.save(stream, answers)
-    except OSError as error:
-        raise AdaptiveError(str(file), f"cannot be written ({error.strerror})") from error

@@ -1,4 +1,6 @@
-"""Offloaded SubNets of a bundle: open on the coordinator, connected to other devices, with expected latencies.
+"""A SubNet over several devices: open on the coordinator, connected to other devices, with expected latencies.
+
+A bundle has several of them, which share their links; a folder of `autotailor partition … partition.plans=FOLDER` has one.
 
 [The choice at run time](docs/runtime_choice.md#rows-over-levels) says how they are chosen. The expected latency follows
 from current link measures, the load on the coordinator, and the runs so far. For one request, a SubNet over several
@@ -10,23 +12,29 @@ Legend: N samples, C channels, H height, W width, K classes.
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import sqrt
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Array
+from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.devices import HOME, DeviceAddress
-from adaptive_runtime.base.errors import NotBackError
+from adaptive_runtime.base.errors import AdaptiveError, NotBackError
+from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainFormat
 from adaptive_runtime.offload.links import MeasuredLink, SharedLink
 from adaptive_runtime.offload.links.measures import WeightedMean
 from adaptive_runtime.offload.split import (
+    PLANS_FILE,
     EnvelopePlacements,
     PlacementPlans,
+    PlannedPlacement,
+    ReplanRules,
     SendingPlan,
     SplitAnswer,
     SplitNetwork,
@@ -270,6 +278,13 @@ class _NetworkRun:
         raise AssertionError("a whole SubNet has one exit")
 
 
+def check_names(devices: Iterable[str], known: Collection[str], where: str) -> None:
+    """AdaptiveError: no plan names a device. where: the place of the plans."""
+    for name in devices:
+        if name not in known:
+            raise AdaptiveError(f"device '{name}'", f"no plan of the {where} names it", allowed=", ".join(known))
+
+
 PATIENCE = 2.0
 """The coordinator waits for other devices at least this multiple of their expected duration."""
 LEAST_DEADLINE_MS = 1e-3
@@ -291,10 +306,18 @@ class SharedDevices:
         return sum(link.version for link in self.links.values()) + sum(one.runs for one in tuple(self.ratios.values()))
 
 
-class PlacedSubNet:
-    """One SubNet. It runs by the offloading plan that is currently fastest; the coordinator is the fallback.
+class Prediction(NamedTuple):
+    """The plan in use. plan_ms: its predicted latency; None: a device of it is out. home_ms: that of the coordinator alone."""
 
-    The choice depends on the links and the coordinator's load. devices: by the names of the plans. home: runs segments in this
+    plan: PlannedPlacement
+    plan_ms: float | None
+    home_ms: float
+
+
+class PlacedSubNet(Closing):
+    """One SubNet. It runs by the plan of `choice` that is currently fastest; the coordinator is the fallback.
+
+    devices: by the names of the plans; a device of the plans without an address never comes in. home: runs segments in this
     process; None: the runtime of their files. shared: measures of SubNets over the same devices; None: no other SubNets exist.
     Close it after use.
     """
@@ -302,19 +325,25 @@ class PlacedSubNet:
     def __init__(
         self,
         split: SplitSubNet,
-        plans: PlacementPlans,
+        choice: EnvelopePlacements,
         devices: Mapping[str, DeviceAddress],
         options: SplitOptions,
         home: HomeSegments | None = None,
         shared: SharedDevices | None = None,
     ) -> None:
-        self.choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
-        self._home, self._options = HomeSegments(split) if home is None else home, options
+        self.split, self.choice, self._options = split, choice, options
+        self._home = HomeSegments(split) if home is None else home
         self.shared = SharedDevices() if shared is None else shared
         self.network = SplitNetwork(split, devices, self.choice, options, self._home, self.shared.links)
         self._last = len(split.subnet.segments) - 1
         self._batch = split.subnet.shapes[split.subnet.input][0]
         self._expected: ExpectedPlacement | None = None
+
+    @property
+    def predicted(self) -> Prediction:
+        """The plan of the latest request, predicted from the current links."""
+        number, found_ms = self.choice.number, self.choice.latencies_ms(self.network.links)
+        return Prediction(self.choice.plans.plans[number], found_ms.get(number), found_ms[0])
 
     def expected(self, slow_down: float, deviation: float) -> ExpectedPlacement | None:
         """Expected latency of a request for the coordinator's slow-down and its deviation.
@@ -374,3 +403,36 @@ class PlacedSubNet:
         alone_ms = self._home.predicted_ms(0, self._last, deviations) + options.spare_ms
         usual_ms = 0.0 if known is None else PATIENCE * known.mean_ms + deviations * known.deviation_ms
         return max(within_ms or 0.0, alone_ms + usual_ms, LEAST_DEADLINE_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSplit:
+    """A SubNet that may be split, and its plans."""
+
+    split: SplitSubNet
+    plans: PlacementPlans
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, segments: str = SEGMENTS_FILE, plans: str = PLANS_FILE, home: ChainFormat = "onnx"
+    ) -> "PlannedSplit":
+        """Read and check both files of a folder. home: as in `SplitSubNet.open`.
+
+        AdaptiveError in one line: a file is missing, damaged, or of another SubNet.
+        """
+        split = SplitSubNet.open(folder, segments, home)
+        return cls(split, PlacementPlans.read(Path(folder) / plans, split))
+
+    def placed(
+        self,
+        devices: Mapping[str, DeviceAddress],
+        options: SplitOptions | None = None,
+        rules: ReplanRules | None = None,
+    ) -> PlacedSubNet:
+        """The open SubNet, which the coordinator runs alone if that is faster.
+
+        AdaptiveError: no plan names a device, or an address cannot be used.
+        """
+        check_names(devices, self.plans.peers, "folder")
+        options = options or SplitOptions()
+        return PlacedSubNet(self.split, EnvelopePlacements(self.plans, rules, coding=options.coding), devices, options)

@@ -10,8 +10,8 @@ from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BundledPlacement, OpenBundle
 from adaptive_runtime.bundle.chains import ChainFormat
-from adaptive_runtime.offload.placed import PlacedSubNet, SharedDevices
-from adaptive_runtime.offload.split import PlacementPlans, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.placed import PlacedSubNet, PlannedSplit, SharedDevices, check_names
+from adaptive_runtime.offload.split import EnvelopePlacements, SplitOptions
 from adaptive_runtime.policy import LoadFactors, VariantTable
 
 FRESH_S = 2.0
@@ -103,7 +103,10 @@ class PlacedSubNets:
         AdaptiveError in one line: the bundle has no such SubNets, no plan names a device, or a file is damaged.
         """
         given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
-        _check(bundle, given, devices)
+        if not given:
+            got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
+            raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
+        check_names(devices, sorted({name for one in given.values() for name in one.devices}), "bundle")
         shared = SharedDevices()
         with ExitStack() as stack:
             found = {}
@@ -126,17 +129,6 @@ class PlacedSubNets:
                 stack.callback(one.close)
 
 
-def _check(bundle: OpenBundle, given: Mapping[str, BundledPlacement], devices: Mapping[str, DeviceAddress]) -> None:
-    """AdaptiveError: no plan of the bundle names a device."""
-    if not given:
-        got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
-        raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
-    known = sorted({name for one in given.values() for name in one.devices})
-    for name in devices:
-        if name not in known:
-            raise AdaptiveError(f"device '{name}'", "no plan of the bundle names it", allowed=", ".join(known))
-
-
 def _opened(
     bundle: OpenBundle,
     placement: BundledPlacement,
@@ -147,6 +139,7 @@ def _opened(
     files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
     bundle.verified(*files)
     home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
-    split = SplitSubNet.open(bundle.folder, placement.segments, home)
-    plans = PlacementPlans.read(bundle.folder / placement.plans, split)
-    return PlacedSubNet(split, plans, devices, options.model_copy(update={"coding": placement.coding}), shared=shared)
+    planned = PlannedSplit.open(bundle.folder, placement.segments, placement.plans, home)
+    choice = EnvelopePlacements(planned.plans, coding=placement.coding, sends=True)
+    options = options.model_copy(update={"coding": placement.coding})
+    return PlacedSubNet(planned.split, choice, devices, options, shared=shared)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,20 +126,6 @@ class LoadWatch:
 
 
 LoadSource = AdaptedLoad | LoadWatch
-Row = TypeVar("Row")
-
-
-class LinkNow(Protocol):
-    """A link to another device, as measured now. None: unknown."""
-
-    @property
-    def up_mbps(self) -> float | None: ...
-
-    @property
-    def down_mbps(self) -> float | None: ...
-
-    @property
-    def round_trip_ms(self) -> float | None: ...
 
 
 class DeviceTold(Message):
@@ -155,18 +141,6 @@ class DeviceTold(Message):
     down_mbps: float | None
     round_trip_ms: float | None
     answered: int
-
-
-def device_told(name: str, state: tuple[str, str], link: LinkNow | None, answered: int) -> DeviceTold:
-    """A device by its state with the reason, and its link. link: None: nothing is known of it."""
-    known = {key: None if link is None else getattr(link, key) for key in ("up_mbps", "down_mbps", "round_trip_ms")}
-    return DeviceTold(name=name, state=state[0], reason=state[1], answered=answered, **known)
-
-
-def rows_after(rows: tuple[Row, ...], last: Row | None) -> tuple[Row, ...]:
-    """The rows after one of them; all rows if it has been dropped meanwhile."""
-    at = next((at for at in range(len(rows) - 1, -1, -1) if rows[at] is last), -1)
-    return rows[at + 1 :]
 
 
 class DevicesTold(Message):

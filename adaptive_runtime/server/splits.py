@@ -1,13 +1,14 @@
-"""A SubNet over several devices as a served model: requests, its plan, its links, and changes.
+"""SubNets over several devices as a service has them: plan, links and changes, and a single SubNet as the served model.
 
-Legend: N samples, C channels, H height, W width, K classes.
-
-Reports of a service about a bundle whose SubNets may run over several devices: plan, links, and changes.
+Legend: N samples, C channels, H height, W width.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import takewhile
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,33 +20,27 @@ from adaptive_runtime.bundle.bundles import BundleFormat, TakenSamples
 from adaptive_runtime.exits.decisions import TopProbability
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.offload.placed import LEAST_DEADLINE_MS, PlacedSubNet
+from adaptive_runtime.offload.placed import LEAST_DEADLINE_MS, PlacedSubNet, PlannedSplit
 from adaptive_runtime.offload.rows import PlacedSubNets
-from adaptive_runtime.offload.split import (
-    EnvelopePlacements,
-    PlanChange,
-    PlannedSplit,
-    SplitEvent,
-    SplitNetwork,
-    SplitOptions,
-)
+from adaptive_runtime.offload.split import PlanChange, SplitEvent, SplitOptions, SplitSubNet
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.options import VERSION_DIGITS, SplitServiceOptions
 from adaptive_runtime.server.protocol import InferenceFormat
 from adaptive_runtime.server.recent import ToldDecision
-from adaptive_runtime.server.served import DevicesTold, DeviceTold, LoadWatch, ServedModel, device_told, rows_after
+from adaptive_runtime.server.served import DevicesTold, DeviceTold, LoadWatch, ServedModel
 
 FORM: BundleFormat = "onnx"
+Row = TypeVar("Row", PlanChange, SplitEvent)
 
 
 def split_served(options: SplitServiceOptions) -> AbstractContextManager[ServedModel]:
-    """The SubNet, open on the coordinator; devices join when they are reached.
+    """The SubNet of a folder, open on the coordinator; devices join when they are reached.
 
     AdaptiveError at once: it cannot be opened or served.
     """
     before_mib = resident_mib() or 0.0
     planned = PlannedSplit.open(options.folder)
-    return _served(planned, _format(planned), options, before_mib)
+    return _served(planned, _format(planned.split), options, before_mib)
 
 
 @contextmanager
@@ -53,33 +48,29 @@ def _served(
     planned: PlannedSplit, form: InferenceFormat, options: SplitServiceOptions, before_mib: float
 ) -> Iterator[ServedModel]:
     """The served model. before_mib: memory of the process before the SubNet was opened."""
-    network, choice = planned.network(options.devices, SplitOptions(coding=options.coding))
-    with network, LoadWatch(options.sensors_root, hit_rate=options.hit_rate).running() as watch:
-        model = SplitModel(planned, network, choice, max(0.0, (resident_mib() or 0.0) - before_mib))
+    watch = LoadWatch(options.sensors_root, hit_rate=options.hit_rate)
+    with planned.placed(options.devices, SplitOptions(coding=options.coding)) as placed, watch.running():
+        model = _SplitModel(placed, max(0.0, (resident_mib() or 0.0) - before_mib))
         yield ServedModel(
             infer=model.infer,
-            subnets=lambda: (model.state.serving.digest,),
+            subnets=lambda: (model.serving.digest,),
             state=lambda: model.state,
             works=lambda: True,
             load=watch,
             format=form,
-            version=planned.split.subnet.digest[:VERSION_DIGITS],
-            devices=model,
+            version=model.serving.digest,
+            devices=PlacedDevices({model.serving.digest: placed}),
         )
 
 
-class SplitModel:
+class _SplitModel:
     """Answers a service's requests. used_mib: memory of the SubNet on the coordinator. Several threads may call `infer`."""
 
-    def __init__(
-        self, planned: PlannedSplit, network: SplitNetwork, choice: EnvelopePlacements, used_mib: float
-    ) -> None:
-        self._network, self._choice, self._used_mib = network, choice, used_mib
-        self._serving = Variant(planned.split.subnet.digest[:VERSION_DIGITS])
-        self._exit, self._sure = planned.split.subnet.answer, TopProbability()
+    def __init__(self, placed: PlacedSubNet, used_mib: float) -> None:
+        self._network, self._used_mib = placed.network, used_mib
+        self.serving = Variant(placed.split.subnet.digest[:VERSION_DIGITS])
+        self._exit, self._sure = placed.split.subnet.answer, TopProbability()
         self._latency_ms: float | None = None
-        self._told_change: PlanChange | None = None
-        self._told_event: SplitEvent | None = None
 
     def infer(self, x_NCHW: NDArray[np.float32], until_s: float, subnet: str | None = None) -> ModelAnswer:
         """Answer samples (N, C, H, W), several of which are in flight at once. until_s: of the monotonic clock.
@@ -94,18 +85,16 @@ class SplitModel:
         classes, confidence, _ = self._sure.step(logits_NK.astype(float), ())
         self._latency_ms = latency_ms = (time.perf_counter() - start_s) * 1e3
         devices = tuple(dict.fromkeys(name for one in answers for name in one.devices))
-        exits = (self._exit,) * len(answers)
-        subnets = (self._serving.digest,) * len(answers)
-        formats = (FORM,) * len(answers)
+        subnets, exits, formats = ((one,) * len(answers) for one in (self.serving.digest, self._exit, FORM))
         return ModelAnswer(classes, logits_NK, subnets, exits, confidence, latency_ms, formats, devices)
 
     @property
     def state(self) -> ModelState:
         """The state with the single SubNet."""
         return ModelState(
-            serving=self._serving,
+            serving=self.serving,
             standby=None,
-            warm=(self._serving,),
+            warm=(self.serving,),
             taken_out={},
             requests=self._network.counts.answered,
             switches=0,
@@ -115,46 +104,10 @@ class SplitModel:
             format=FORM,
         )
 
-    @property
-    def now(self) -> DevicesTold:
-        """Plan, links and devices."""
-        links, counts, number = self._network.links, self._network.counts, self._choice.number
-        found_ms = self._choice.latencies_ms(links)
-        return DevicesTold(
-            plan=self._choice.plans.plans[number].devices,
-            plan_ms=found_ms.get(number),
-            home_ms=found_ms[0],
-            slow_down=self._choice.slow_down,
-            changes=self._choice.changed,
-            at_home=counts.at_home,
-            wrong=counts.wrong,
-            devices=tuple(
-                device_told(name, state, links.get(name), counts.by_device.get(name, 0))
-                for name, state in self._network.states.items()
-            ),
-        )
 
-    def news(self) -> tuple[ToldDecision, ...]:
-        """Changes of plan, and devices that came or went, in the order of their times."""
-        changes = rows_after(tuple(self._choice.changes), self._told_change)
-        events = rows_after(self._network.events, self._told_event)
-        self._told_change = changes[-1] if changes else self._told_change
-        self._told_event = events[-1] if events else self._told_event
-        found = [
-            *(ToldDecision(at_s=one.time_s, step="plan", name=one.taken.line, reason=one.reason) for one in changes),
-            *(
-                ToldDecision(at_s=one.time_s, step=one.state, name=one.device, reason=one.reason)
-                for one in events
-                if one.state != "plan"
-            ),
-        ]
-        return tuple(sorted(found, key=lambda one: one.at_s))
-
-
-def _format(planned: PlannedSplit) -> InferenceFormat:
+def _format(split: SplitSubNet) -> InferenceFormat:
     """Format for one image at a time. AdaptiveError: the network has other inputs or outputs."""
-    subnet = planned.split.subnet
-    taken, given = subnet.shapes[subnet.input], subnet.shapes[subnet.answer]
+    taken, given = split.subnet.shapes[split.subnet.input], split.subnet.shapes[split.subnet.answer]
     if len(taken) != 4 or len(given) != 2 or taken[0] != 1 or given[0] != 1:
         got = f"takes {list(taken)} and gives {list(given)}"
         next_step = "run it by `autotailor-runtime split` or in Python"
@@ -165,30 +118,34 @@ def _format(planned: PlannedSplit) -> InferenceFormat:
 def placed_devices(model: Callable[[], DeployedModel]) -> "PlacedDevices | None":
     """Reports about other devices; a model that has them is never replaced by another one. None: it has none."""
     placed = model().placed
-    return PlacedDevices(model, placed.subnets) if isinstance(placed, PlacedSubNets) and placed.subnets else None
+    if not isinstance(placed, PlacedSubNets) or not placed.subnets:
+        return None
+    return PlacedDevices(placed.subnets, lambda: model().state.serving)
 
 
 class PlacedDevices:
-    """The `DevicesSource` of a served model with SubNets over several devices."""
+    """The `DevicesSource` of a served model with SubNets over several devices, by digest.
 
-    def __init__(self, model: Callable[[], DeployedModel], subnets: Mapping[str, PlacedSubNet]) -> None:
-        self._model, self._subnets = model, subnets
-        self._told_changes: dict[str, PlanChange] = {}
-        self._told_events: dict[str, SplitEvent] = {}
+    serving: the variant of a bundle that serves, maybe on the coordinator; None: a single SubNet, which always serves.
+    """
+
+    def __init__(self, subnets: Mapping[str, PlacedSubNet], serving: Callable[[], Variant] | None = None) -> None:
+        self._subnets, self._serving = subnets, serving
+        self._latest: dict[str, tuple[PlanChange | None, SplitEvent | None]] = {}
 
     @property
     def now(self) -> DevicesTold:
         """The plan of the serving SubNet, or the coordinator; for devices the joint knowledge of all SubNets."""
-        serving = self._model().state.serving
-        shown = self._subnets.get(serving.digest) or next(iter(self._subnets.values()))
-        choice, networks = shown.choice, [one.network for one in self._subnets.values()]
-        found_ms = choice.latencies_ms(shown.network.links)
+        first, serving = next(iter(self._subnets.values())), None if self._serving is None else self._serving()
+        shown = first if serving is None else self._subnets.get(serving.digest, first)
+        predicted, is_over = shown.predicted, serving is None or serving.placed
+        networks = [one.network for one in self._subnets.values()]
         counts = [network.counts for network in networks]
         return DevicesTold(
-            plan=choice.plans.plans[choice.number].devices if serving.placed else (HOME,),
-            plan_ms=found_ms.get(choice.number) if serving.placed else None,
-            home_ms=found_ms[0],
-            slow_down=choice.slow_down,
+            plan=predicted.plan.devices if is_over else (HOME,),
+            plan_ms=predicted.plan_ms if is_over else None,
+            home_ms=predicted.home_ms,
+            slow_down=shown.choice.slow_down,
             changes=sum(one.choice.changed for one in self._subnets.values()),
             at_home=sum(one.at_home for one in counts),
             wrong=sum(one.wrong for one in counts),
@@ -199,18 +156,16 @@ class PlacedDevices:
         """Changes of plan, and devices that came or went, in the order of their times."""
         found = list[ToldDecision]()
         for digest, one in self._subnets.items():
-            changes = rows_after(tuple(one.choice.changes), self._told_changes.get(digest))
-            events = rows_after(one.network.events, self._told_events.get(digest))
-            if changes:
-                self._told_changes[digest] = changes[-1]
-            if events:
-                self._told_events[digest] = events[-1]
+            change, event = self._latest.get(digest, (None, None))
+            changes, events = _after(one.choice.changes, change), _after(deque(one.network.events), event)
+            self._latest[digest] = (changes[-1] if changes else change, events[-1] if events else event)
+            whose = "" if self._serving is None else f"SubNet {digest}: "
             for change in changes:
-                reason = f"SubNet {digest}: {change.reason}"
+                reason = f"{whose}{change.reason}"
                 found.append(ToldDecision(at_s=change.time_s, step="plan", name=change.taken.line, reason=reason))
             for event in events:
                 if event.state != "plan":
-                    reason = f"for SubNet {digest}: {event.reason}"
+                    reason = f"for {whose}{event.reason}" if whose else event.reason
                     found.append(ToldDecision(at_s=event.time_s, step=event.state, name=event.device, reason=reason))
         return tuple(sorted(found, key=lambda told: told.at_s))
 
@@ -218,7 +173,19 @@ class PlacedDevices:
         """State of the device: the first non-'in' state over all SubNets, else 'in'."""
         networks = [one.network for one in self._subnets.values() if name in one.network.states]
         states = [network.states[name] for network in networks]
-        links = [network.links[name] for network in networks if name in network.links]
-        answered = sum(network.counts.by_device.get(name, 0) for network in networks)
-        state = next((one for one in states if one[0] != "in"), states[0])
-        return device_told(name, state, links[0] if links else None, answered)
+        state, reason = next((one for one in states if one[0] != "in"), states[0])
+        link = next((links[name] for links in (network.links for network in networks) if name in links), None)
+        return DeviceTold(
+            name=name,
+            state=state,
+            reason=reason,
+            up_mbps=None if link is None else link.up_mbps,
+            down_mbps=None if link is None else link.down_mbps,
+            round_trip_ms=None if link is None else link.round_trip_ms,
+            answered=sum(network.counts.by_device.get(name, 0) for network in networks),
+        )
+
+
+def _after(rows: deque[Row], last: Row | None) -> list[Row]:
+    """The rows after one of them; all rows if it has been dropped meanwhile."""
+    return list(takewhile(lambda one: one is not last, reversed(tuple(rows))))[::-1]

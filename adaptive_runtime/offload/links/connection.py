@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from adaptive_runtime.base.devices import DeviceAddress
@@ -107,7 +107,11 @@ class PeerAnswer(NamedTuple):
     not_given: str = ""
 
 
-@dataclass(slots=True)
+def _future() -> "asyncio.Future[PeerAnswer]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, kw_only=True)
 class _Asked:
     """A pending request, probe or gift. names: the tensors of a request's answer; empty for probes and gifts.
 
@@ -115,16 +119,15 @@ class _Asked:
     """
 
     kind: type[RanSegments | ReturnedProbe | TookValues]
-    names: tuple[str, ...]
-    coding: ActivationCoding
     up_bytes: int
-    back_bytes: int
-    start_s: float
     alone: bool
-    counts: bool
-    receiver: bool
-    waits: bool
-    answer: "asyncio.Future[PeerAnswer]"
+    names: tuple[str, ...] = ()
+    coding: ActivationCoding = "fp32"
+    back_bytes: int = 0
+    counts: bool = True
+    way: RunWay = BY_HOME
+    start_s: float = field(default_factory=time.perf_counter)
+    answer: "asyncio.Future[PeerAnswer]" = field(default_factory=_future)
 
 
 class PeerConnection:
@@ -205,8 +208,9 @@ class PeerConnection:
         assert self._subnet is not None, "loaded"
         content = [part for _, part in tensors]
         names = self._subnet.leaving(first, last)
-        asked = self._ask(RanSegments, coding, sum(map(len, content)), names=names, way=way)
-        number = next(self._numbers)
+        alone, number = not self._asked and way is BY_HOME, next(self._numbers)
+        up_bytes = sum(map(len, content))
+        asked = _Asked(kind=RanSegments, up_bytes=up_bytes, alone=alone, names=names, coding=coding, way=way)
         message = RunSegments(
             request=number,
             first=first,
@@ -221,16 +225,17 @@ class PeerConnection:
 
     async def give(self, ticket: str, activations: tuple[SentActivation, ...], content: Buffer) -> PeerAnswer:
         """Send coded tensors to a run that waits for them with a ticket. PeerLostError."""
-        number, asked = next(self._numbers), self._ask(TookValues, "fp32", len(content))
+        number = next(self._numbers)
+        asked = _Asked(kind=TookValues, up_bytes=len(content), alone=not self._asked)
         message = GivenValues(request=number, ticket=ticket, tensors=activations)
         return await self._answered(number, asked, message, [content])
 
     async def probe(self, up_bytes: int, back_bytes: int, *, counts: bool = True) -> PeerAnswer:
         """Send and receive dummy bytes to time the link. PeerLostError."""
-        number, asked = next(self._numbers), self._ask(ReturnedProbe, "fp32", up_bytes, back_bytes, counts=counts)
-        return await self._answered(
-            number, asked, SentProbe(request=number, bytes=up_bytes, back=back_bytes), [bytes(up_bytes)]
-        )
+        number, alone = next(self._numbers), not self._asked
+        asked = _Asked(kind=ReturnedProbe, up_bytes=up_bytes, alone=alone, back_bytes=back_bytes, counts=counts)
+        message = SentProbe(request=number, bytes=up_bytes, back=back_bytes)
+        return await self._answered(number, asked, message, [bytes(up_bytes)])
 
     def end(self, reason: str) -> None:
         """Close now; pending requests fail with the reason."""
@@ -265,31 +270,6 @@ class PeerConnection:
             raise PeerLostError(f"answers with '{answer.kind}'")
         return answer
 
-    def _ask(
-        self,
-        kind: type[RanSegments | ReturnedProbe | TookValues],
-        coding: ActivationCoding,
-        up_bytes: int,
-        back_bytes: int = 0,
-        *,
-        names: tuple[str, ...] = (),
-        counts: bool = True,
-        way: RunWay = BY_HOME,
-    ) -> _Asked:
-        return _Asked(
-            kind=kind,
-            names=names,
-            coding=coding,
-            up_bytes=up_bytes,
-            back_bytes=back_bytes,
-            start_s=time.perf_counter(),
-            alone=not self._asked and way is BY_HOME,
-            counts=counts,
-            receiver=way.receiver is not None,
-            waits=way.ticket is not None,
-            answer=asyncio.get_running_loop().create_future(),
-        )
-
     async def _answered(self, number: int, asked: _Asked, message: Message, payload: Sequence[Buffer]) -> PeerAnswer:
         if self.lost.done():
             raise PeerLostError(self.lost.result())
@@ -320,7 +300,9 @@ class PeerConnection:
         if not isinstance(answer, RanSegments | MissedValues | TookValues | ReturnedProbe):
             raise StreamError(f"frame: '{answer.kind}' where answers of requests are allowed")
         asked = self._asked.get(answer.request)
-        if asked is None or not (isinstance(answer, asked.kind) or (isinstance(answer, MissedValues) and asked.waits)):
+        if asked is None or not (
+            isinstance(answer, asked.kind) or (isinstance(answer, MissedValues) and asked.way.ticket)
+        ):
             raise StreamError(f"frame: an answer to request {answer.request}, for which home does not wait")
         if isinstance(answer, MissedValues):
             await self._frames.payload(head, 0)
@@ -337,23 +319,16 @@ class PeerConnection:
         total_ms, down_ms = (end_s - asked.start_s) * 1e3, (end_s - start_s) * 1e3
         round_trip_ms = total_ms - down_ms - answer.received_ms - (waited_ms + computed_ms)
         if asked.counts:
-            if not asked.waits:
+            if asked.way.ticket is None:
                 self._link.up(asked.up_bytes, answer.received_ms)
             self._link.down(expected, down_ms)
             if asked.alone:
                 self._link.round_trip(round_trip_ms)
         del self._asked[answer.request]
-        found = PeerTimes(
-            total_ms=total_ms,
-            up_ms=answer.received_ms,
-            waited_ms=waited_ms,
-            computed_ms=computed_ms,
-            down_ms=down_ms,
-            round_trip_ms=round_trip_ms,
-        )
         if asked.answer.done():
             return
-        result = PeerAnswer(activations=(), content=content, times=found)
+        times = PeerTimes(total_ms, answer.received_ms, waited_ms, computed_ms, down_ms, round_trip_ms)
+        result = PeerAnswer(activations=(), content=content, times=times)
         if isinstance(answer, RanSegments):
             result = result._replace(activations=answer.tensors, given=answer.given, not_given=answer.not_given)
         asked.answer.set_result(result)
@@ -364,7 +339,9 @@ class PeerConnection:
             if answer.bytes != asked.back_bytes:
                 raise StreamError(f"frame: a probe of {answer.bytes} bytes; allowed here: {asked.back_bytes}")
             return asked.back_bytes
-        if isinstance(answer, TookValues) or (asked.receiver and answer.given is not None and not answer.tensors):
+        if isinstance(answer, TookValues) or (
+            asked.way.receiver is not None and answer.given is not None and not answer.tensors
+        ):
             return 0
         codings = {one.coding for one in answer.tensors} - {asked.coding, "fp32"}
         if len(answer.tensors) != len(asked.names) or codings:

@@ -4,7 +4,7 @@
 """
 
 from adaptive_runtime.base.devices import HOME
-from adaptive_runtime.offload.split.network import PlannedSplit, SplitNetwork
+from adaptive_runtime.offload.split.network import SplitNetwork
 from adaptive_runtime.offload.split.plans import (
     PLANS_FILE,
     LinkUse,
@@ -31,7 +31,6 @@ __all__ = [
     "PlacementPlans",
     "PlanChange",
     "PlannedPlacement",
-    "PlannedSplit",
     "PreferredPlacements",
     "ReplanRules",
     "SendingPlan",

@@ -1,17 +1,11 @@
-"""A SubNet over several devices for a program on the coordinator: requests in, answers out, from any thread.
-
-It is opened from a folder of `autotailor partition … partition.plans=FOLDER`: segments, and the plans to choose from.
-"""
+"""A SubNet over several devices for a program on the coordinator: requests in, answers out, from any thread."""
 
 import asyncio
 import math
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -20,20 +14,12 @@ from adaptive_runtime.base.closing import Closing
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, SharedLink
-from adaptive_runtime.offload.split.plans import (
-    PLANS_FILE,
-    PlacedSegments,
-    PlacementChoice,
-    PlacementPlans,
-    PreferredPlacements,
-)
-from adaptive_runtime.offload.split.replanning import EnvelopePlacements, ReplanRules
+from adaptive_runtime.offload.split.plans import PlacedSegments, PlacementChoice, PreferredPlacements
 from adaptive_runtime.offload.split.requests import Flight, SplitAnswer, SplitCounts, SplitEvent, SplitOptions
 from adaptive_runtime.offload.split.runner import SplitRunner
 from adaptive_runtime.offload.split.segments import HomeSegments, SplitSubNet
 
 CLOSE_LIMIT_S = 10.0
-T = TypeVar("T")
 
 
 class SplitNetwork(Closing):
@@ -95,7 +81,7 @@ class SplitNetwork(Closing):
     def wait_for(self, *devices: str, timeout_s: float = 30.0) -> bool:
         """Whether devices are in within a time; without names, all devices. Excluded devices are not waited for."""
         names = set(devices or self._runner.peers)
-        return self._in_loop(self._wait(names, timeout_s))
+        return asyncio.run_coroutine_threadsafe(self._wait(names, timeout_s), self._loop).result()
 
     async def _wait(self, names: set[str], timeout_s: float) -> bool:
         try:
@@ -151,41 +137,3 @@ class SplitNetwork(Closing):
     def _end(self) -> None:
         assert self._keeping is not None, "the loop runs"
         self._keeping.cancel()
-
-    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSplit:
-    """A SubNet that may be split, and its plans."""
-
-    split: SplitSubNet
-    plans: PlacementPlans
-
-    @classmethod
-    def open(cls, folder: str | Path) -> Self:
-        """Read and check both files of a folder.
-
-        AdaptiveError in one line: a file is missing, damaged, or of another SubNet.
-        """
-        split = SplitSubNet.open(folder)
-        return cls(split, PlacementPlans.read(Path(folder) / PLANS_FILE, split))
-
-    def network(
-        self,
-        devices: Mapping[str, DeviceAddress],
-        options: SplitOptions | None = None,
-        rules: ReplanRules | None = None,
-    ) -> tuple[SplitNetwork, EnvelopePlacements]:
-        """The open SubNet, and the chooser of its plans. A device of the plans without an address never comes in.
-
-        AdaptiveError: no plan names a device, or an address cannot be used.
-        """
-        for name in devices:
-            if name not in self.plans.peers:
-                allowed = ", ".join(self.plans.peers)
-                raise AdaptiveError(f"device '{name}'", "no plan of the folder names it", allowed=allowed)
-        options = options or SplitOptions()
-        choice = EnvelopePlacements(self.plans, rules, coding=options.coding)
-        return SplitNetwork(self.split, devices, choice, options), choice

@@ -35,7 +35,7 @@ class Leg(NamedTuple):
     last: int
 
     @property
-    def segments(self) -> str:
+    def text(self) -> str:
         """For people: `2–5`."""
         return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
 
@@ -57,10 +57,7 @@ class PlacedSegments(Message):
 
     def __str__(self) -> str:
         """`home 0-1, server 2-7`."""
-        return ", ".join(
-            f"{leg.device} {leg.first}" if leg.first == leg.last else f"{leg.device} {leg.first}-{leg.last}"
-            for leg in self.legs
-        )
+        return self.line.replace("–", "-")
 
     @property
     def peers(self) -> frozenset[str]:
@@ -70,7 +67,7 @@ class PlacedSegments(Message):
     @property
     def line(self) -> str:
         """For people: `home 0–1, server 2–5`."""
-        return ", ".join(f"{leg.device} {leg.segments}" for leg in self.legs)
+        return ", ".join(f"{leg.device} {leg.text}" for leg in self.legs)
 
 
 def all_at_home(segments: int) -> PlacedSegments:
@@ -79,7 +76,10 @@ def all_at_home(segments: int) -> PlacedSegments:
 
 
 class PlacementChoice(Protocol):
-    """Chooses the plan of a request. It must be a fast look-up: it is called before each request."""
+    """Chooses the plan of a request. It must be a fast look-up: it is called before each request.
+
+    A choice that does not depend on times may ignore the reports, as the methods here do.
+    """
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The current plan. links: of the devices that are in; a plan with another device is run on the coordinator.
@@ -94,16 +94,14 @@ class PlacementChoice(Protocol):
         handed_ms: time of the run beyond its segments: arrival of the request, and hand-over to the coordinator's thread and
         back.
         """
-        ...
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
         """Report a run on another device. handed_ms: time beyond the way there and back, mostly for coding values."""
-        ...
 
     @property
     def coding(self) -> ActivationCoding | None:
         """Coding of the last chosen plan; None: that of `SplitOptions`."""
-        ...
+        return None
 
     @property
     def reason(self) -> str:
@@ -111,7 +109,7 @@ class PlacementChoice(Protocol):
         ...
 
 
-class PreferredPlacements:
+class PreferredPlacements(PlacementChoice):
     """The first plan of a list all of whose devices are in; the coordinator alone as the last resort."""
 
     def __init__(self, plans: Sequence[PlacedSegments]) -> None:
@@ -124,17 +122,6 @@ class PreferredPlacements:
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The first plan that can be followed."""
         return next(plan for plan in self._plans if plan.peers <= links.keys())
-
-    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Do nothing: the order of the list does not depend on times."""
-
-    def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """Do nothing, as for runs on the coordinator."""
-
-    @property
-    def coding(self) -> ActivationCoding | None:
-        """None: all plans use the options' coding."""
-        return None
 
     @property
     def reason(self) -> str:

@@ -93,35 +93,26 @@ class LatestRuns:
         return self._handed_ms / max(1, len(self._runs))
 
 
-class HomeCosts:
+class HomeCosts(LatestRuns):
     """Costs that plans do not include: the coordinator's slow-down, and the time beyond segments and links.
 
     home_ms: planned time of each segment on the coordinator. clock: monotonic, in seconds.
     """
 
     def __init__(self, home_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._home_ms, self._clock = home_ms, clock
-        self._runs, self._elsewhere = LatestRuns(), defaultdict[ActivationCoding, WeightedMean](WeightedMean)
+        self._elsewhere = defaultdict[ActivationCoding, WeightedMean](WeightedMean)
 
     def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """Learn from a run on the coordinator of segments from `first` on. Segments without planned time are ignored."""
         planned_ms = sum(self._home_ms[first : first + len(took_ms)])
         if planned_ms > 0:
-            self._runs.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
+            self.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
         """Learn from a run on another device, with values in a coding, which takes time itself."""
         self._elsewhere[coding].add(handed_ms)
-
-    @property
-    def slow_down(self) -> float | None:
-        """Slow-down of the coordinator; None before it has run."""
-        return self._runs.slow_down
-
-    @property
-    def handed_ms(self) -> float:
-        """Time of a run on the coordinator beyond its segments; 0 before the coordinator has run."""
-        return self._runs.handed_ms
 
     def elsewhere_ms(self, coding: ActivationCoding) -> float:
         """Time on the coordinator of a run elsewhere, besides the link; 0 before the first run with this coding."""
@@ -172,7 +163,7 @@ class _Candidates(NamedTuple):
     planes: Values
 
 
-class EnvelopePlacements:
+class EnvelopePlacements(HomeCosts):
     """A `PlacementChoice` that starts with the coordinator alone. clock: monotonic, in seconds.
 
     It belongs to one thread; others may ask for predictions (`latencies_ms`, `sending`). coding: allowed for tensors on links,
@@ -190,6 +181,7 @@ class EnvelopePlacements:
         *,
         sends: bool = False,
     ) -> None:
+        super().__init__(plans.home_ms, clock)
         self.plans, self.rules, self._sends = plans, rules or ReplanRules(), sends
         self.known_slow_down: float | None = None
         """Slow-down of the coordinator from another source; None: measured on segments on the coordinator."""
@@ -197,13 +189,11 @@ class EnvelopePlacements:
         """The latest last."""
         self.changed = 0
         """Number of changes so far."""
-        self._clock = clock
         self._codings = tuple(dict.fromkeys((EXACT, coding)))
         self._coded = _coded(plans, self._codings)
         self._ways = _ways(plans)
         self._planes = np.array([self._plane(one) for one in self._coded])
         self._candidates: dict[frozenset[str], _Candidates] = {}
-        self._costs = HomeCosts(plans.home_ms, clock)
         self._now = 0
         self._better_since_s: float | None = None
         self._sent_at_s: deque[float] = deque()
@@ -215,7 +205,7 @@ class EnvelopePlacements:
         Before the first run it is the lower end of the range.
         """
         low, high = self.plans.slow_down
-        found = self._costs.slow_down if self.known_slow_down is None else self.known_slow_down
+        found = super().slow_down if self.known_slow_down is None else self.known_slow_down
         return low if found is None else min(max(found, low), high)
 
     @property
@@ -227,14 +217,6 @@ class EnvelopePlacements:
     def coding(self) -> ActivationCoding:
         """Coding of the plan in use."""
         return self._coded[self._now].coding
-
-    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
-        """Learn from a run on the coordinator of segments from `first` on."""
-        self._costs.ran_at_home(first, took_ms, handed_ms)
-
-    def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
-        """Learn from a run on another device."""
-        self._costs.ran_elsewhere(handed_ms, coding)
 
     @property
     def reason(self) -> str:
@@ -360,7 +342,7 @@ class EnvelopePlacements:
                 values += (round_trip_ms, ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps))
         for name, (giver, taker) in self._ways.items():
             values += self._saved(links.get(name), self.plans.ways.get(name), links.get(giver), links.get(taker))
-        return np.array([*values, self._costs.handed_ms, *map(self._costs.elsewhere_ms, self._codings)])
+        return np.array([*values, self.handed_ms, *map(self.elsewhere_ms, self._codings)])
 
     def _saved(
         self,
