@@ -87,7 +87,7 @@ def device_times_ms(split: SplitSubNet, name: str, url: str, for_s: float) -> li
             end_s, found = time.monotonic() + for_s / len(every), list[SplitAnswer]()
             while time.monotonic() < end_s or len(found) < LEAST_WARM_UPS + LEAST_RUNS:
                 found.append(network.infer(x, DEADLINE_MS))
-            for leg in (leg for one in found[LEAST_WARM_UPS:] for leg in one.legs):
+            for leg in (leg for one in found[LEAST_WARM_UPS:] for leg in one.segments):
                 if leg.peer is not None:
                     took_ms[leg.first].append(leg.peer.computed_ms)
     return [float(np.mean(one)) for one in took_ms]
@@ -144,7 +144,7 @@ def uses(subnet: ServedSubNet, plan: PlacedSegments, value_bytes: int) -> dict[s
     def bytes_of(names: Iterable[str]) -> int:
         return sum(value_bytes * int(np.prod(subnet.shapes[name])) for name in names)
 
-    legs = {name: [leg for leg in plan.legs if leg.device == name] for name in sorted(plan.peers)}
+    legs = {name: [leg for leg in plan.segments if leg.device == name] for name in sorted(plan.peers)}
     return {
         name: LinkUse(
             messages=len(own),

@@ -31,7 +31,7 @@ from solvers.partition import (
     neighbour_search,
     neurosurgeon,
     plan_of,
-    stays,
+    segments_of,
 )
 from tasks.placement.partition.planning import solver_dataflow
 
@@ -153,7 +153,7 @@ class NetworkPlans:
             found.setdefault((FP32, tuple(method(problem, conditions).placement)), []).append(name)
         others = set(range(1, problem.devices))
         ordered = sorted(
-            _splits(problem), key=lambda one: plan_of(problem, conditions, stays(one)).latency_ms(conditions)
+            _splits(problem), key=lambda one: plan_of(problem, conditions, segments_of(one)).latency_ms(conditions)
         )
         if not any(others.issubset(placement) for _, placement in found):
             found[FP32, next(one for one in ordered if others.issubset(one))] = []

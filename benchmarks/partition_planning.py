@@ -49,7 +49,7 @@ from solvers.partition import (
     neighbour_search,
     neurosurgeon,
     plan_of,
-    stays,
+    segments_of,
 )
 from tasks.placement.partition import placement_plans, plan_ahead
 
@@ -107,7 +107,7 @@ def differences(problem: PartitionProblem, rng: np.random.Generator) -> tuple[fl
     small, by_force = first_steps(problem, TRIED), 0.0
     conditions = conditions_of(rng, problem.devices)
     placements = product(range(problem.devices), repeat=TRIED)
-    least_ms = min(plan_of(small, conditions, stays(each)).latency_ms(conditions) for each in placements)
+    least_ms = min(plan_of(small, conditions, segments_of(each)).latency_ms(conditions) for each in placements)
     own_ms = PartitionPlanner(small, 99).fastest(conditions).latency_ms(conditions)
     by_force = abs(own_ms - least_ms) / least_ms
     two = PartitionProblem(dataflow=problem.dataflow, compute_ms=problem.compute_ms[:, [0, -1]])

@@ -99,12 +99,12 @@ def _row(answer: "SplitAnswer") -> dict[str, Any]:
         "largest": int(answer.answer.argmax()),
         "parts": [
             {
-                "device": leg.device,
-                "segments": [leg.first, leg.last],
-                "took_ms": leg.took_ms,
-                "computed_ms": leg.took_ms if leg.peer is None else leg.peer.computed_ms,
+                "device": segment.device,
+                "segments": [segment.first, segment.last],
+                "took_ms": segment.took_ms,
+                "computed_ms": segment.took_ms if segment.peer is None else segment.peer.computed_ms,
             }
-            for leg in answer.legs
+            for segment in answer.segments
         ],
     }
 

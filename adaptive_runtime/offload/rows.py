@@ -1,14 +1,14 @@
 """Table rows that involve other devices: the bundle's SubNets that may be offloaded, and the rows' current state."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import NamedTuple
 
 from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
-from adaptive_runtime.bundle.bundles import BundledPlacement, OpenBundle
+from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.bundle.chains import ChainFormat
 from adaptive_runtime.offload.placed import PlacedSubNet, PlannedSplit, SharedDevices, check_names
 from adaptive_runtime.offload.split import EnvelopePlacements, SplitOptions
@@ -31,17 +31,11 @@ class PlacementRows:
 
     `renew` computes the rows when requests and samples come in, so that decisions find them ready. They are valid while the
     factors on the coordinator are the same object and no measurement of any device is new, and for `FRESH_S` at most. Not
-    thread-safe. clock: monotonic, in seconds.
+    thread-safe.
     """
 
-    def __init__(
-        self,
-        table: VariantTable,
-        subnets: Mapping[int, PlacedSubNet],
-        home: Mapping[int, int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._table, self._subnets, self._home, self._clock = table, subnets, home, clock
+    def __init__(self, table: VariantTable, subnets: Mapping[int, PlacedSubNet], home: Mapping[int, int]) -> None:
+        self._table, self._subnets, self._home = table, subnets, home
         self._shared = tuple({id(one.shared): one.shared for one in subnets.values()}.values())
         self._known: _Known | None = None
         self._spread = 1.0
@@ -51,21 +45,16 @@ class PlacementRows:
         known = self._known
         if known is None or known.factors is not factors or known.version != self._version:
             return self.renew(factors)
-        return known.rows if self._clock() <= known.until_s else self.renew(factors)
-
-    def renew(self, factors: LoadFactors, spread: float | None = None) -> PlacedRowsNow:
-        """Recompute the rows. spread: factor on the deviations over devices from now on; None: unchanged."""
-        self._spread = self._spread if spread is None else spread
-        version, until_s = self._version, self._clock() + FRESH_S
-        rows = self._worked_out(factors)
-        self._known = _Known(factors, version, until_s, rows)
-        return rows
+        return known.rows if time.monotonic() <= known.until_s else self.renew(factors)
 
     @property
     def _version(self) -> int:
         return sum(one.version for one in self._shared)
 
-    def _worked_out(self, factors: LoadFactors) -> PlacedRowsNow:
+    def renew(self, factors: LoadFactors, spread: float | None = None) -> PlacedRowsNow:
+        """Recompute the rows. spread: factor on the deviations over devices from now on; None: unchanged."""
+        self._spread = self._spread if spread is None else spread
+        version, until_s = self._version, time.monotonic() + FRESH_S
         own, told, unable = dict(factors.own), dict[int, str](), set[int]()
         for row, subnet in self._subnets.items():
             home = self._home[row]
@@ -78,7 +67,9 @@ class PlacementRows:
                 table_ms = self._table.latency_ms[row]
                 own[row] = found.mean_ms / table_ms, self._spread * found.deviation_ms / table_ms
                 told[row] = found.told
-        return PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), told)
+        rows = PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), told)
+        self._known = _Known(factors, version, until_s, rows)
+        return rows
 
 
 class _Known(NamedTuple):
@@ -95,9 +86,7 @@ class PlacedSubNets:
         self.subnets = MappingProxyType(dict(subnets))
 
     @classmethod
-    def open(
-        cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress], options: SplitOptions | None = None
-    ) -> "PlacedSubNets":
+    def open(cls, bundle: OpenBundle, devices: Mapping[str, DeviceAddress]) -> "PlacedSubNets":
         """Open all SubNets with plans that name one of the devices. Values cross in fp32, or in the bundle's `coding`.
 
         AdaptiveError in one line: the bundle has no such SubNets, no plan names a device, or a file is damaged.
@@ -107,14 +96,19 @@ class PlacedSubNets:
             got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
             raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
         check_names(devices, sorted({name for one in given.values() for name in one.devices}), "bundle")
-        shared = SharedDevices()
+        form: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
+        shared, found = SharedDevices(), dict[str, PlacedSubNet]()
         with ExitStack() as stack:
-            found = {}
             for digest, placement in given.items():
                 own = {name: one for name, one in devices.items() if name in placement.devices}
                 if own:
-                    found[digest] = _opened(bundle, placement, own, options or SplitOptions(), shared)
-                    stack.callback(found[digest].close)
+                    bundle.verified(placement.segments, placement.plans, *placement.files)
+                    planned = PlannedSplit.open(bundle.folder, placement.segments, placement.plans, form)
+                    choice = EnvelopePlacements(planned.plans, coding=placement.coding, sends=True)
+                    options = SplitOptions(coding=placement.coding)
+                    found[digest] = stack.enter_context(
+                        PlacedSubNet(planned.split, choice, own, options, shared=shared)
+                    )
             stack.pop_all()
         return cls(found)
 
@@ -127,19 +121,3 @@ class PlacedSubNets:
         with ExitStack() as stack:
             for one in self.subnets.values():
                 stack.callback(one.close)
-
-
-def _opened(
-    bundle: OpenBundle,
-    placement: BundledPlacement,
-    devices: Mapping[str, DeviceAddress],
-    options: SplitOptions,
-    shared: SharedDevices,
-) -> PlacedSubNet:
-    files: Sequence[str] = (placement.segments, placement.plans, *placement.files)
-    bundle.verified(*files)
-    home: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"
-    planned = PlannedSplit.open(bundle.folder, placement.segments, placement.plans, home)
-    choice = EnvelopePlacements(planned.plans, coding=placement.coding, sends=True)
-    options = options.model_copy(update={"coding": placement.coding})
-    return PlacedSubNet(planned.split, choice, devices, options, shared=shared)

@@ -80,12 +80,12 @@ def execute(arguments: Arguments, config: PartitionConfig) -> Answer:
         raise UserError("partition.page", f"'{page}' cannot be written ({error.strerror})") from error
     terminal.say(f"page: {page}")
     ncnn = settings.ncnn or any(table.lut.device.backend == NCNN for table in tables)
+    options = ChainOptions(threads=tables[0].lut.device.threads, ncnn=ncnn)
     if settings.parts is not None:
-        stays = answer.plans[0].stays
-        found = write_parts(net, answer.config, stays, settings.devices[0], settings.parts, ncnn=ncnn)
+        segments = answer.plans[0].stays
+        found = write_parts(net, answer.config, segments, settings.devices[0], settings.parts, options)
         terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
     if settings.plans is not None:
-        options = ChainOptions(threads=tables[0].lut.device.threads, ncnn=ncnn)
         plans = write_plans(net, answer.config, tables, settings, settings.plans, options)
         terminal.say(f"{len(plans.plans)} plans for {len(plans.home_ms)} segments: {settings.plans}")
     return answer.to_json()

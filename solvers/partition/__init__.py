@@ -25,10 +25,10 @@ from solvers.partition.problem import (
     PartitionLimit,
     PartitionPlan,
     PartitionProblem,
-    PlacedSteps,
     SentValue,
+    StepSegment,
     plan_of,
-    stays,
+    segments_of,
 )
 
 __all__ = [
@@ -40,10 +40,10 @@ __all__ = [
     "PartitionPlanner",
     "PartitionProblem",
     "PipelinePlan",
-    "PlacedSteps",
     "PlanEnvelope",
     "PlanPoint",
     "SentValue",
+    "StepSegment",
     "all_at_home",
     "all_remote",
     "dads",
@@ -53,5 +53,5 @@ __all__ = [
     "neighbour_search",
     "neurosurgeon",
     "plan_of",
-    "stays",
+    "segments_of",
 ]

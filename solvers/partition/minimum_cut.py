@@ -28,9 +28,9 @@ from solvers.partition.problem import (
     PartitionLimit,
     PartitionPlan,
     PartitionProblem,
-    PlacedSteps,
+    StepSegment,
     plan_of,
-    stays,
+    segments_of,
 )
 from solvers.tables import Infeasible, Values
 
@@ -39,7 +39,7 @@ from solvers.tables import Infeasible, Values
 class PipelinePlan:
     """Stages in the order of the pipeline. period_ms: time between two answers [ms]. bottleneck: name of the slowest stage."""
 
-    stages: tuple[PlacedSteps, ...]
+    stages: tuple[StepSegment, ...]
     period_ms: float
     bottleneck: str
 
@@ -95,13 +95,13 @@ class _Pipelines:
     def _behind(self, used: int, device: int) -> Values:
         return np.maximum(self._before(used, device)[:, None], self.stage_ms[device]).min(axis=0)
 
-    def _stages(self, used: int, device: int) -> tuple[PlacedSteps, ...]:
+    def _stages(self, used: int, device: int) -> tuple[StepSegment, ...]:
         """The stages that lead to the best period, from the last one to the first."""
-        end, found = self.steps, list[PlacedSteps]()
+        end, found = self.steps, list[StepSegment]()
         while True:
             column = np.maximum(self._before(used, device), self.stage_ms[device][:, end])
             start = int(column.argmin())
-            found.append(PlacedSteps(device=device, steps=tuple(range(start, end))))
+            found.append(StepSegment(device=device, steps=tuple(range(start, end))))
             used &= ~(1 << device)
             if not used:
                 return tuple(found[::-1])
@@ -111,7 +111,7 @@ class _Pipelines:
                 start,
             )
 
-    def _bottleneck(self, stages: tuple[PlacedSteps, ...], period_ms: float) -> str:
+    def _bottleneck(self, stages: tuple[StepSegment, ...], period_ms: float) -> str:
         ends = [stage.steps[-1] + 1 for stage in stages]
         places = [self.problem.home, *(stage.device for stage in stages)]
         times_ms = {
@@ -171,7 +171,7 @@ def minimum_cut(
     return plan_of(problem, conditions, together(problem.dataflow, placement, problem.home))
 
 
-def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[PlacedSteps, ...]:
+def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[StepSegment, ...]:
     """The segments of a placement with few changes of device: each device runs all ready steps before it hands over."""
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(dataflow.steps), ()))
     for value in dataflow.values:
@@ -179,7 +179,7 @@ def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[P
             if value.writer != INPUT and reader < dataflow.steps:
                 sorter.add(reader, value.writer)
     sorter.prepare()
-    ready, found, now = set(sorter.get_ready()), list[PlacedSteps](), home
+    ready, found, now = set(sorter.get_ready()), list[StepSegment](), home
     while ready:
         own: list[int] = []
         while mine := sorted(step for step in ready if placement[step] == now):
@@ -188,10 +188,10 @@ def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[P
             sorter.done(*mine)
             ready.update(sorter.get_ready())
         if own:
-            found.append(PlacedSteps(device=now, steps=tuple(own)))
+            found.append(StepSegment(device=now, steps=tuple(own)))
         if ready:
             now = placement[min(ready)]
-    return tuple(found) if found else stays(placement)
+    return tuple(found) if found else segments_of(placement)
 
 
 def _arcs(problem: PartitionProblem, conditions: PartitionConditions, remote: int, *, one_way: bool) -> Iterable[Arc]:
@@ -292,7 +292,7 @@ def neighbour_search(
 
 def _cut(problem: PartitionProblem, conditions: PartitionConditions, remote: int, cut: int) -> PartitionPlan:
     steps = problem.dataflow.steps
-    return plan_of(problem, conditions, stays([problem.home] * cut + [remote] * (steps - cut)))
+    return plan_of(problem, conditions, segments_of([problem.home] * cut + [remote] * (steps - cut)))
 
 
 def _cuts(problem: PartitionProblem) -> Iterator[int]:

@@ -17,10 +17,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, vstack
-from scipy.sparse.csgraph import dijkstra
 
-from solvers.partition.problem import INPUT, PartitionConditions, PartitionPlan, PartitionProblem, plan_of, stays
+from solvers.partition.problem import INPUT, PartitionConditions, PartitionPlan, PartitionProblem, plan_of, segments_of
 from solvers.tables import Infeasible, Values
 
 MOST_TRANSITIONS = 100_000
@@ -154,7 +152,7 @@ class PartitionPlanner:
         Infeasible: no plan is within the limits, or no link leads to a device that can run a step.
         """
         times_ms = self._transition_ms(conditions)
-        plan = plan_of(self.problem, conditions, stays(self._shortest(times_ms)))
+        plan = plan_of(self.problem, conditions, segments_of(self._shortest(times_ms)))
         if not plan.keeps(self.problem.limits):
             plan = self._within_limits(conditions, times_ms)
         home = self._home
@@ -175,6 +173,9 @@ class PartitionPlanner:
 
     def _shortest(self, times_ms: Values) -> list[int]:
         """The device of each step on the fastest path. Infeasible: no path leads to the end."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import dijkstra
+
         states = self._states
         edges = csr_array((times_ms, (states.source, states.target)), shape=(states.count,) * 2)
         reached_ms, before = dijkstra(edges, indices=0, return_predecessors=True)
@@ -189,6 +190,7 @@ class PartitionPlanner:
     def _within_limits(self, conditions: PartitionConditions, times_ms: Values) -> PartitionPlan:
         """The fastest plan within all limits. Infeasible: no plan is within them."""
         from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array, vstack
 
         states, limits = self._states, self.problem.limits
         there = np.isfinite(times_ms)
@@ -212,7 +214,7 @@ class PartitionPlanner:
             if found.x is None:
                 raise Infeasible("no plan keeps the limits")
             taken = found.x > 0.5
-            plan = plan_of(self.problem, conditions, stays(states.after[taken][:-1].tolist()))
+            plan = plan_of(self.problem, conditions, segments_of(states.after[taken][:-1].tolist()))
             if plan.keeps(limits):
                 return plan
             # the program allows a millionth more than a limit: exclude this path
@@ -237,5 +239,5 @@ class PartitionPlanner:
         if not problem.allowed[:, problem.home].all():
             return None
         everywhere = PartitionConditions.of(problem.devices, np.inf, 0.0)
-        plan = plan_of(problem, everywhere, stays([problem.home] * problem.dataflow.steps))
+        plan = plan_of(problem, everywhere, segments_of([problem.home] * problem.dataflow.steps))
         return plan if plan.keeps(problem.limits) else None

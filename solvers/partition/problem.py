@@ -190,7 +190,7 @@ class PartitionProblem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedSteps:
+class StepSegment:
     """Steps that one device runs without a change of device."""
 
     device: int
@@ -201,11 +201,11 @@ class PlacedSteps:
 class PartitionPlan:
     """A plan, and the parts of its cost.
 
-    stays: segments in the order in which they run. compute_ms: (D,) without slow-down. bytes: (D, D) from one device to
+    segments: in the order in which they run. compute_ms: (D,) without slow-down. bytes: (D, D) from one device to
     another. messages: (D, D), one for each change of device. used: amount used of each limit of the problem.
     """
 
-    stays: tuple[PlacedSteps, ...]
+    segments: tuple[StepSegment, ...]
     compute_ms: NDArray[np.float64]
     bytes: NDArray[np.float64]
     messages: NDArray[np.int64]
@@ -214,7 +214,7 @@ class PartitionPlan:
     @property
     def placement(self) -> tuple[int, ...]:
         """The device of each step."""
-        device_of = {step: stay.device for stay in self.stays for step in stay.steps}
+        device_of = {step: segment.device for segment in self.segments for step in segment.steps}
         return tuple(device_of[step] for step in range(len(device_of)))
 
     @property
@@ -243,17 +243,17 @@ def weights(conditions: PartitionConditions) -> NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def stays(placement: Sequence[int]) -> tuple[PlacedSteps, ...]:
+def segments_of(placement: Sequence[int]) -> tuple[StepSegment, ...]:
     """The segments of a placement whose steps run in their order."""
     found: list[tuple[int, list[int]]] = []
     for step, device in enumerate(placement):
         if not found or found[-1][0] != device:
             found.append((device, []))
         found[-1][1].append(step)
-    return tuple(PlacedSteps(device=device, steps=tuple(steps)) for device, steps in found)
+    return tuple(StepSegment(device=device, steps=tuple(steps)) for device, steps in found)
 
 
-def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: Iterable[PlacedSteps]) -> PartitionPlan:
+def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: Iterable[StepSegment]) -> PartitionPlan:
     """The plan with these segments. conditions: determine which holder sends a value to a device."""
     found, dataflow, devices = tuple(found), problem.dataflow, problem.devices
     ms_per_byte = conditions.ms_per_byte
@@ -269,10 +269,10 @@ def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: I
                 sent[best, device] += dataflow.values[at].bytes
                 holders[at].add(device)
 
-    for stay in found:
-        messages[now, stay.device] += now != stay.device
-        now = stay.device
-        for step in stay.steps:
+    for segment in found:
+        messages[now, segment.device] += now != segment.device
+        now = segment.device
+        for step in segment.steps:
             take(step, now)
             compute_ms[now] += problem.compute_ms[step, now]
             holders.update((at, {now}) for at in dataflow.writes[step])
@@ -281,8 +281,9 @@ def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: I
         take(dataflow.steps, problem.home)
     used = tuple(
         float(
-            sum(limit.per_step[list(stay.steps), stay.device].sum() for stay in found) + (limit.per_byte * sent).sum()
+            sum(limit.per_step[list(segment.steps), segment.device].sum() for segment in found)
+            + (limit.per_byte * sent).sum()
         )
         for limit in problem.limits
     )
-    return PartitionPlan(stays=found, compute_ms=compute_ms, bytes=sent, messages=messages, used=used)
+    return PartitionPlan(segments=found, compute_ms=compute_ms, bytes=sent, messages=messages, used=used)

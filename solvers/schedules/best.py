@@ -74,7 +74,7 @@ class _Network:
 def least_live(load: Workload, start: Done, end: Done) -> Done:
     """Among all closed sets between `start` and `end`, the one with the least bytes alive; the smallest of equal ones."""
     between = end & ~start
-    unlimited = 1 + sum(load.buffer_bytes(buffer) for buffer in load.maker)
+    unlimited = 1 + sum(load.bytes_[buffer] for buffer in load.maker)
     network = _Network()
 
     def vertex(step: int) -> Vertex:
@@ -90,7 +90,7 @@ def least_live(load: Workload, start: Done, end: Done) -> Done:
         if not (load.users[buffer] & between) or vertex(maker) == SINK:
             continue
         ended = ("ended", buffer)
-        network.add(vertex(maker), ended, load.buffer_bytes(buffer))
+        network.add(vertex(maker), ended, load.bytes_[buffer])
         for user in bits(load.users[buffer]):
             network.add(ended, vertex(user), unlimited)
         if buffer in load.kept:

@@ -12,7 +12,9 @@ and the smallest block is taken. Source: Pisarchyk and Lee, Efficient Memory Man
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
+from operator import or_
 
 Done = int
 """The steps that have run, as a bit mask."""
@@ -52,13 +54,16 @@ class Workload:
     ) -> None:
         self.steps, self.kept = tuple(steps), frozenset(kept)
         self.all: Done = (1 << len(self.steps)) - 1
-        self._bytes = list(bytes_)
+        self.bytes_ = list(bytes_)
         writer = {value: at for at, step in enumerate(steps) for value in step.writes}
         self.before = tuple(_mask(writer[v] for v in step.reads if v in writer) for step in steps)
         assert all(mask < 1 << at for at, mask in enumerate(self.before)), "not a legal order"
         self.after = _transposed(self.before)
         self.after_one = tuple(tuple(bits(mask)) for mask in self.after)
-        self.ancestors = _closure(self.before)
+        ancestors: list[Done] = []
+        for mask in self.before:
+            ancestors.append(reduce(or_, (ancestors[step] for step in bits(mask)), mask))
+        self.ancestors = tuple(ancestors)
         self.descendants = _transposed(self.ancestors)
         callers = {buffer for value, buffer in enumerate(buffer_of) if value not in writer}
         self.users = [0] * len(bytes_)  # the steps that write to a buffer or read from it
@@ -74,7 +79,7 @@ class Workload:
                 self.users[buffer] |= 1 << at
             self._made.append(made)
             self._touched.append(tuple(sorted(b for b in touched if b in self.maker)))
-        self._grown = [sum(self._bytes[buffer] for buffer in made) for made in self._made]
+        self._grown = [sum(self.bytes_[buffer] for buffer in made) for made in self._made]
         self._in_place = [self._takes_over(step, made, buffer_of) for step, made in zip(steps, self._made, strict=True)]
 
     def _takes_over(self, step: ScheduledStep, made: tuple[int, ...], buffer_of: Sequence[int]) -> tuple[int, ...]:
@@ -83,7 +88,7 @@ class Workload:
         read = [buffer_of[value] for value in step.reads]
         wanted = [buffer_of[value] for value in step.in_place]
         found = tuple(b for b in wanted if b in self.maker and b not in self.kept and read.count(b) == 1)
-        assert all(self._bytes[buffer] == self._bytes[made[0]] for buffer in found), "memory of another size"
+        assert all(self.bytes_[buffer] == self.bytes_[made[0]] for buffer in found), "memory of another size"
         return found
 
     def _freed(self, buffer: int, done: Done) -> bool:
@@ -96,9 +101,9 @@ class Workload:
     def run(self, step: int, done: Done, live: int) -> tuple[int, int]:
         """Bytes while a step runs, and after it. live: bytes before it, after the completed steps."""
         after = done | 1 << step
-        freed = sum(self._bytes[buffer] for buffer in self._touched[step] if self._freed(buffer, after))
+        freed = sum(self.bytes_[buffer] for buffer in self._touched[step] if self._freed(buffer, after))
         taken = self._taken(step, after)
-        during = live + self._grown[step] - (self._bytes[taken] if taken is not None else 0)
+        during = live + self._grown[step] - (self.bytes_[taken] if taken is not None else 0)
         return during, live + self._grown[step] - freed
 
     def ready(self, done: Done, goal: Done) -> Done:
@@ -113,10 +118,7 @@ class Workload:
     def live(self, done: Done) -> int:
         """Bytes alive after some steps."""
         made = (buffer for buffer, step in self.maker.items() if done >> step & 1)
-        return sum(self._bytes[buffer] for buffer in made if not self._freed(buffer, done))
-
-    def buffer_bytes(self, buffer: int) -> int:
-        return self._bytes[buffer]
+        return sum(self.bytes_[buffer] for buffer in made if not self._freed(buffer, done))
 
     def peak(self, order: Iterable[int], done: Done = 0) -> int:
         """The peak bytes of an order that begins after the completed steps `done`."""
@@ -131,12 +133,12 @@ class Workload:
         """A lower bound of the bytes while a step runs, in any order: values made before it that it or a later step reads."""
         needed = self.descendants[step] | 1 << step
         held = sum(
-            self._bytes[buffer]
+            self.bytes_[buffer]
             for buffer, maker in self.maker.items()
             if self.ancestors[step] >> maker & 1 and (self.users[buffer] & needed or buffer in self.kept)
         )
         free = [buffer for buffer in self._in_place[step] if not self.users[buffer] & self.descendants[step]]
-        return held + self._grown[step] - (self._bytes[free[0]] if free else 0)
+        return held + self._grown[step] - (self.bytes_[free[0]] if free else 0)
 
     def cuts(self) -> list[Done]:
         """The completed steps after each step that every other step comes before or after, in order; and last, all steps.
@@ -169,7 +171,7 @@ class Workload:
         end = len(order) - 1
         return [
             Interval(
-                self._bytes[buffers[0]],
+                self.bytes_[buffers[0]],
                 moments[0],
                 end if self.kept.intersection(buffers) else moments[-1],
                 tuple(buffers),
@@ -191,20 +193,6 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
-
-
-def _closure(before: Sequence[int]) -> tuple[int, ...]:
-    found: list[int] = []
-    for mask in before:
-        found.append(_union(mask, *(found[step] for step in bits(mask))))
-    return tuple(found)
-
-
-def _union(*masks: int) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
 
 
 def _transposed(masks: Sequence[int]) -> tuple[int, ...]:

@@ -14,29 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solvers.partition.problem import INPUT, SentValue
 from tailor_ir.errors import SpaceError
 from tailor_ir.operators.table import PlacedOperator
 from tailor_ir.spaces.space import Structure, Subnet
 from tailor_ir.subnets.segments import Part
 
-INPUT = -1
-"""The writer of the network's input."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandedValue:
-    """A value of one SubNet.
+class HandedValue(SentValue):
+    """A value of one SubNet, whose operators are the steps. name: in the graph and in exported files.
 
-    name: in the graph and in exported files. shape: including the batch. bytes: of the value as the network computes it.
-    writer: position of an operator, or `INPUT`. readers: positions, ascending; the number of operators stands for the network's
-    output.
+    shape: including the batch. bytes: of the value as the network computes it.
     """
 
     name: str
     shape: tuple[int, ...]
     bytes: int
-    writer: int
-    readers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +66,20 @@ class OperatorFlow:
 def find_flows(dataflow: SubnetDataflow) -> tuple[OperatorFlow, ...]:
     """The flows of a SubNet, by their first operators; every operator is in one flow."""
     count = len(dataflow.operators)
-    before: list[set[int]] = [set() for _ in range(count)]
-    behind: list[set[int]] = [set() for _ in range(count + 1)]
+    before: list[set[int]] = [set() for _ in range(count + 1)]
+    behind: list[set[int]] = [set() for _ in range(count)]
     for value in dataflow.values:
-        for reader in value.readers:
-            if value.writer != INPUT:
-                behind[value.writer].add(reader)
-                if reader < count:
-                    before[reader].add(value.writer)
+        if value.writer != INPUT:
+            behind[value.writer].update(value.readers)
+            for reader in value.readers:
+                before[reader].add(value.writer)
     flow_of: list[int] = []
     members: list[list[int]] = []
+    waits: list[int] = []  # for each operator, those that run before it in every order, as bits
     for at in range(count):
+        waits.append(0)
+        for one in before[at]:
+            waits[at] |= waits[one] | 1 << one
         single = next(iter(before[at])) if len(before[at]) == 1 else None
         if single is not None and behind[single] == {at}:
             flow_of.append(flow_of[single])
@@ -90,7 +87,6 @@ def find_flows(dataflow: SubnetDataflow) -> tuple[OperatorFlow, ...]:
         else:
             flow_of.append(len(members))
             members.append([at])
-    waits = _waits(before)
     return tuple(
         OperatorFlow(
             operators=tuple(own),
@@ -104,17 +100,6 @@ def find_flows(dataflow: SubnetDataflow) -> tuple[OperatorFlow, ...]:
     )
 
 
-def _waits(before: list[set[int]]) -> list[int]:
-    """For each operator, the operators that run before it in every order, as bits."""
-    found: list[int] = []
-    for earlier in before:
-        bits = 0
-        for one in earlier:
-            bits |= found[one] | 1 << one
-        found.append(bits)
-    return found
-
-
 def split_parts(
     structure: Structure, codes: np.ndarray, dataflow: SubnetDataflow, groups: Sequence[Sequence[int]], batch: int
 ) -> tuple[Part, ...]:
@@ -123,7 +108,12 @@ def split_parts(
     groups: positions in `dataflow.operators`; each operator is in one group. Inputs and outputs of a part are in the order of
     `dataflow.values`. SpaceError: an operator is in no group or in two, or a group reads what a later group writes.
     """
-    part_of = _part_of(len(dataflow.operators), groups)
+    count = len(dataflow.operators)
+    if sorted(at for group in groups for at in group) != list(range(count)) or not all(groups):
+        got = f"{sum(map(len, groups))} operators in {len(groups)} parts"
+        raise SpaceError(f"parts: got {got}; each of the {count} operators is in one part, and no part is empty")
+    part_of = {at: number for number, group in enumerate(groups) for at in group}
+    part_of |= {INPUT: INPUT, count: len(groups)}  # the network's output comes after all parts
     whole = structure.subnet(codes, batch)
     data = structure.graph.data_values()
     of_weights = {node.name for node in whole.nodes if node.outputs[0] not in data}
@@ -133,7 +123,7 @@ def split_parts(
         read, written = [], []
         for value in dataflow.values:
             readers = {part_of[at] for at in value.readers}
-            writer = INPUT if value.writer == INPUT else part_of[value.writer]
+            writer = part_of[value.writer]
             if min(readers) < writer:
                 raise SpaceError(f"part {min(readers)}: it reads '{value.name}', which part {writer} writes behind it")
             if number in readers and writer != number:
@@ -143,12 +133,3 @@ def split_parts(
         nodes = tuple(node for node in whole.nodes if node.name in names)
         found.append(Part(subnet=Subnet(nodes, tuple(written), whole.sizes), inputs=tuple(read)))
     return tuple(found)
-
-
-def _part_of(count: int, groups: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Operator -> its part; the network's output, at `count`, comes after all parts."""
-    found = {at: number for number, group in enumerate(groups) for at in group}
-    if sorted(at for group in groups for at in group) != list(range(count)) or not all(groups):
-        got = f"{sum(map(len, groups))} operators in {len(groups)} parts"
-        raise SpaceError(f"parts: got {got}; each of the {count} operators is in one part, and no part is empty")
-    return found | {count: len(groups)}

@@ -4,34 +4,36 @@
 among plans that are made ahead. Their costs over given links let a SubNet over devices appear in tables beside others;
 its row is kept if it is preferred at some bandwidth and load.
 
-Legend: R rows, D columns.
+Legend: R rows, D columns; N samples, C channels, H height, W width, B images of a batch.
 """
 
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.bundle.bundles import BundledPlacement
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest
 from adaptive_runtime.offload.links import MeasuredLink
-from adaptive_runtime.offload.split import PLANS_FILE, PlannedPlacement, SplitSubNet
+from adaptive_runtime.offload.split import HOME, PLANS_FILE, PlacedSegments, PlannedPlacement, SplitSubNet
 from adaptive_runtime.offload.split.plans import coded_share
+from adaptive_runtime.offload.split.segments import HomeSegments
 from profiling_agents.messages import ActivationCoding
+from profiling_agents.streams import decoded, encoded
 from tailor_ir import Choice, Statistics, SuperNet
-from tasks.base.artifacts import write_bytes
 from tasks.base.schemas.winners import LevelRow, against
 from tasks.data.samples import Size
-from tasks.evaluation.subnets import EvaluationData
-from tasks.placement.codings import CodedSubNet
+from tasks.evaluation.subnets import Accuracy, EvaluationData
+from tasks.placement.partition.parts import ChainOptions
 from tasks.placement.partition.planning import DeviceTimes
-from tasks.placement.partition.plans import ChainOptions, placements_ahead, plans_ahead, write_plans
-from tasks.placement.partition.settings import PartitionSettings, RadioSettings
+from tasks.placement.partition.plans import plans_ahead, write_ahead
+from tasks.placement.partition.settings import PartitionSettings
 
 MBIT_PER_BYTE = 8e-6
 S_PER_MS = 1e-3
@@ -53,25 +55,27 @@ class PlacedCosts:
     @classmethod
     def of(cls, plans: Sequence[PlannedPlacement], settings: PartitionSettings) -> "PlacedCosts | None":
         """plans: the first one sends nothing. None: there is no other plan."""
-        mbps, coding = stated_mbps(settings), settings.coding or "fp32"
-        links = links_of(settings, mbps)
+        middle_mbps = sorted(settings.bandwidth_mbps)[len(settings.bandwidth_mbps) // 2]
+        links, coding = links_of(settings, middle_mbps), settings.coding or "fp32"
         sending = [(plan.latency_ms(links, coding=coding), at) for at, plan in enumerate(plans) if plan.peers]
         if not sending:
             return None
         latency_ms, at = min(sending)
-        plan, home_ms = plans[at], plans[0].home_ms
-        sent_mj = None if settings.radio is None else _sent_mj(plan, links, latency_ms, settings.radio, coding)
+        plan, home_ms, radio = plans[at], plans[0].home_ms, settings.radio
+        sent_mj: float | None = None
+        if radio is not None:  # mW · s
+            sent_mj, mbit_per_byte = 0.0, coded_share(coding) * MBIT_PER_BYTE
+            for name, use in plan.links.items():
+                mbps = links[name].up_mbps
+                assert mbps, "a plan sends over links with a bandwidth"
+                sent_mj += mbit_per_byte * use.up_bytes * (radio.mw_per_mbps + radio.sending_mw / mbps)
+            sent_mj += radio.waiting_mw * S_PER_MS * (latency_ms - plan.home_ms)
         return cls(
-            bandwidth_mbps=mbps,
+            bandwidth_mbps=middle_mbps,
             latency_ms=latency_ms,
             home_share=plan.home_ms / home_ms if home_ms else 0.0,
             sent_mj=sent_mj,
         )
-
-
-def stated_mbps(settings: PartitionSettings) -> float:
-    """The bandwidth for which tables show plans: the middle one of `partition.bandwidth_mbps`."""
-    return sorted(settings.bandwidth_mbps)[len(settings.bandwidth_mbps) // 2]
 
 
 def links_of(settings: PartitionSettings, bandwidth_mbps: float) -> dict[str, MeasuredLink]:
@@ -83,22 +87,6 @@ def links_of(settings: PartitionSettings, bandwidth_mbps: float) -> dict[str, Me
         for name, one in known.items()
         if one.bandwidth_mbps > 0
     }
-
-
-def _sent_mj(
-    plan: PlannedPlacement,
-    links: dict[str, MeasuredLink],
-    latency_ms: float,
-    radio: RadioSettings,
-    coding: ActivationCoding,
-) -> float:
-    """Energy of the coordinator in addition to its computation [mJ]: mW · s."""
-    sending_mj, mbit_per_byte = 0.0, coded_share(coding) * MBIT_PER_BYTE
-    for name, use in plan.links.items():
-        mbps = links[name].up_mbps
-        assert mbps, "a plan sends over links that there are"
-        sending_mj += mbit_per_byte * use.up_bytes * (radio.mw_per_mbps + radio.sending_mw / mbps)
-    return sending_mj + radio.waiting_mw * S_PER_MS * (latency_ms - plan.home_ms)
 
 
 BANDWIDTHS = 25
@@ -128,8 +116,7 @@ class OtherDevices:
 
         whole: its row on the coordinator. UserError as raised by `plans_ahead`.
         """
-        ahead = plans_ahead(net, net.space.canonical(whole.config), self.tables, self.settings)
-        plans = placements_ahead(ahead, self.tables, self.settings)
+        plans = plans_ahead(net, whole.config, self.tables, self.settings).plans.plans
         costs = PlacedCosts.of(plans, self.settings)
         if costs is None:
             return None
@@ -145,22 +132,15 @@ class OtherDevices:
         return PlacedLevel(whole.model_copy(update=changed), tuple(plan for plan in plans if plan.peers))
 
     def preferred(self, rows: Sequence[LevelRow], placed: Sequence[PlacedLevel]) -> NDArray[np.bool_]:
-        """Whether each placed row is preferred at some bandwidth and load of the coordinator; see `preferred`."""
-        return preferred(rows, placed, self.settings)
+        """Whether each placed row is preferred at some bandwidth and load of the coordinator.
 
-
-def preferred(
-    rows: Sequence[LevelRow], placed: Sequence[PlacedLevel], settings: PartitionSettings
-) -> NDArray[np.bool_]:
-    """Whether each placed row is preferred at some bandwidth and load of the coordinator.
-
-    A row is preferred if no other row is at least as good in all columns and better in one; among equal rows, the first is
-    preferred. rows: on the coordinator. Loads: the ends of `partition.plans_slow_down`, since latencies are linear in it.
-    """
-    found, coding = np.zeros(len(placed), bool), settings.coding or "fp32"
-    for bandwidth_mbps in np.geomspace(*settings.plans_bandwidth_mbps, BANDWIDTHS):
-        links = links_of(settings, float(bandwidth_mbps))
-        for slow_down in settings.plans_slow_down:
+        A row is preferred if no other row is at least as good in all columns and better in one; among equal rows, the first is
+        preferred. rows: on the coordinator. Loads: the ends of `partition.plans_slow_down`, since latencies are linear in it.
+        """
+        found, coding = np.zeros(len(placed), bool), self.settings.coding or "fp32"
+        bandwidths_mbps = np.geomspace(*self.settings.plans_bandwidth_mbps, BANDWIDTHS).tolist()
+        for bandwidth_mbps, slow_down in product(bandwidths_mbps, self.settings.plans_slow_down):
+            links = links_of(self.settings, bandwidth_mbps)
             over_ms = [min(plan.latency_ms(links, slow_down, coding) for plan in one.plans) for one in placed]
             home = [row.columns(slow_down * row.latency_ms) for row in rows]
             over = [one.row.columns(latency_ms) for one, latency_ms in zip(placed, over_ms, strict=True)]
@@ -169,7 +149,7 @@ def preferred(
                 no_worse_R, better_R = against(columns_RD, own_D)
                 better_R[: len(rows) + at] |= no_worse_R[: len(rows) + at]  # among equal rows, the first is preferred
                 found[at] |= not (no_worse_R & better_R).any()
-    return found
+        return found
 
 
 PREFIX = "placed"
@@ -197,73 +177,66 @@ class BundlePlacements:
     ) -> BundledPlacement | None:
         """Write the files of a SubNet into a bundle's folder; None: it is not to be split, or offloads nothing under any link.
 
-        images: on which the SubNet is judged if its values are coded. UserError: as `write_plans`.
+        images: on which the SubNet is judged if its values are coded. UserError: as `plans_ahead` and `write_chain`.
         """
         digest = net.space.digest(config)
         if digest not in self.errors:
             return None
-        with tempfile.TemporaryDirectory(prefix="autotailor-placed-") as name:
-            scratch = Path(name)
-            options = ChainOptions(threads=self.threads, ncnn=self.ncnn, statistics=statistics)
-            plans = write_plans(net, config, self.tables, self.settings, scratch, options)
-            costs = PlacedCosts.of(plans.plans, self.settings)
-            if costs is None:
-                return None
-            accuracy = self._accuracy(SplitSubNet.open(scratch), plans.plans, images, net.input_size(config))
-            manifest = _renamed(ChainManifest.read(scratch / SEGMENTS_FILE), f"{digest}.{PREFIX}")
-            for before, after in zip(ChainManifest.read(scratch / SEGMENTS_FILE).files, manifest.files, strict=True):
-                shutil.copyfile(scratch / before, folder / after)
-            segments, ahead = f"{digest}.{PREFIX}.{SEGMENTS_FILE}", f"{digest}.{PREFIX}.{PLANS_FILE}"
-            write_bytes(folder / segments, manifest.to_json().encode())
-            shutil.copyfile(scratch / PLANS_FILE, folder / ahead)
-        found = _described(segments, ahead, manifest, plans.plans, costs, self.errors[digest])
-        return found.model_copy(update={"coding": self._coding, "accuracy": accuracy})
-
-    @property
-    def _coding(self) -> ActivationCoding:
-        return self.settings.coding or "fp32"
-
-    def _accuracy(
-        self, split: SplitSubNet, plans: Sequence[PlannedPlacement], images: EvaluationData, size: Size
-    ) -> float | None:
-        """Accuracy with coded values; None if values are sent uncoded."""
-        if self._coding == "fp32":
+        ahead = plans_ahead(net, config, self.tables, self.settings)
+        costs = PlacedCosts.of(ahead.plans.plans, self.settings)
+        if costs is None:
             return None
-        return CodedSubNet(split, plans, self._coding).accuracy(images, size).share
-
-
-def _renamed(manifest: ChainManifest, prefix: str) -> ChainManifest:
-    """The same manifest with renamed files, in the same order."""
-    names = {name: f"{prefix}.{name}" for name in manifest.files}
-    segments = tuple(
-        one.model_copy(
-            update={
-                "file": names[str(one.file)],
-                "ncnn": None if one.ncnn is None else (names[one.ncnn[0]], names[one.ncnn[1]]),
-            }
+        prefix, coding = f"{digest}.{PREFIX}.", self.settings.coding or "fp32"
+        options = ChainOptions(threads=self.threads, ncnn=self.ncnn, statistics=statistics, prefix=prefix)
+        plans = write_ahead(net, config, ahead, folder, options).plans
+        segments, accuracy = f"{prefix}{SEGMENTS_FILE}", None
+        if coding != "fp32":
+            coded = CodedSubNet(SplitSubNet.open(folder, segments), plans, coding)
+            accuracy = coded.accuracy(images, net.input_size(config)).share
+        return BundledPlacement(
+            segments=segments,
+            plans=f"{prefix}{PLANS_FILE}",
+            files=tuple(ChainManifest.read(folder / segments).files),
+            devices=tuple(sorted({name for plan in plans for name in plan.peers})),
+            latency_error=self.errors[digest],
+            coding=coding,
+            accuracy=accuracy,
+            **asdict(costs),
         )
-        for one in manifest.segments
-    )
-    files = {names[name]: digest for name, digest in manifest.files.items()}
-    return manifest.model_copy(update={"segments": segments, "files": files})
 
 
-def _described(
-    segments: str,
-    ahead: str,
-    manifest: ChainManifest,
-    plans: Sequence[PlannedPlacement],
-    costs: PlacedCosts,
-    error: float,
-) -> BundledPlacement:
-    return BundledPlacement(
-        segments=segments,
-        plans=ahead,
-        files=tuple(manifest.files),
-        devices=tuple(sorted({name for plan in plans for name in plan.peers})),
-        bandwidth_mbps=costs.bandwidth_mbps,
-        latency_ms=costs.latency_ms,
-        latency_error=error,
-        home_share=costs.home_share,
-        sent_mj=costs.sent_mj,
-    )
+def arrived(value: Array, coding: ActivationCoding) -> Array:
+    """A value as it arrives at the other device."""
+    sent, content = encoded(value, coding)
+    return decoded(sent, value.shape, content)
+
+
+class CodedSubNet:
+    """A SubNet in segments, whose values are coded wherever some plan sends them: no single plan loses more than this."""
+
+    def __init__(self, split: SplitSubNet, plans: Sequence[PlacedSegments], coding: ActivationCoding) -> None:
+        self._subnet, self._home, self._coding = split.subnet, HomeSegments(split), coding
+        self._end = len(split.subnet.segments)
+        changes = (pairwise((HOME, *plan.devices, HOME)) for plan in plans)
+        self._crossings = {at for pairs in changes for at, (giver, taker) in enumerate(pairs) if giver != taker}
+        """The segments before which some plan changes devices; the number behind the last one if the answer is sent."""
+
+    def infer(self, x_NCHW: Array) -> Array:
+        """The answer of one request."""
+        values, first = {self._subnet.input: x_NCHW}, 0
+        for cut in sorted(self._crossings | {self._end}):
+            if cut > first:
+                values |= self._home.run(values, first, cut - 1).values
+                first = cut
+            if cut in self._crossings:
+                names = (self._subnet.answer,) if cut == self._end else self._subnet.entering(cut, self._end - 1)
+                values |= {name: arrived(values[name], self._coding) for name in names}
+        return values[self._subnet.answer]
+
+    def accuracy(self, images: EvaluationData, size: Size) -> Accuracy:
+        """Accuracy on images of a size, one request per image."""
+        tally = images.problem.tally()
+        for x_BCHW, target in images.batches(size):
+            answers = [self.infer(one[None]) for one in x_BCHW.cpu().numpy()]
+            tally.add(torch.from_numpy(np.concatenate(answers)), target)
+        return Accuracy.tallied(tally.found())

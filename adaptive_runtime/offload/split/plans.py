@@ -27,7 +27,7 @@ def way_name(giver: str, taker: str) -> str:
     return f"{giver}→{taker}"
 
 
-class Leg(NamedTuple):
+class DeviceSegments(NamedTuple):
     """Segments first … last, which one device runs consecutively."""
 
     device: str
@@ -46,12 +46,12 @@ class PlacedSegments(Message):
     devices: Annotated[tuple[DeviceName, ...], Field(min_length=1)]
 
     @property
-    def legs(self) -> tuple[Leg, ...]:
-        """Runs of neighbouring segments on one device."""
+    def segments(self) -> tuple[DeviceSegments, ...]:
+        """Neighbouring segments on one device together."""
         found, start = [], 0
         for device, group in groupby(self.devices):
             count = len(tuple(group))
-            found.append(Leg(device, start, start + count - 1))
+            found.append(DeviceSegments(device, start, start + count - 1))
             start += count
         return tuple(found)
 
@@ -67,7 +67,7 @@ class PlacedSegments(Message):
     @property
     def line(self) -> str:
         """For people: `home 0–1, server 2–5`."""
-        return ", ".join(f"{leg.device} {leg.text}" for leg in self.legs)
+        return ", ".join(f"{segment.device} {segment.text}" for segment in self.segments)
 
 
 def all_at_home(segments: int) -> PlacedSegments:
@@ -142,7 +142,7 @@ def coded_share(coding: ActivationCoding) -> float:
 
 
 class LinkUse(Message):
-    """Messages between the coordinator and one device for a request. messages: legs on the device, of one round trip each.
+    """Messages between the coordinator and one device for a request. messages: segments on the device, of one round trip each.
 
     up_bytes, down_bytes: of tensors in fp32.
     """
@@ -197,7 +197,7 @@ class PlannedPlacement(PlacedSegments):
     def _sends_over_links(self) -> Self:
         if self.peers != self.links.keys():
             raise ValueError(f"a plan for {', '.join(self.devices)} has links to {', '.join(self.links) or 'none'}")
-        ways = {way_name(a.device, b.device) for a, b in pairwise(self.legs) if HOME not in (a.device, b.device)}
+        ways = {way_name(a.device, b.device) for a, b in pairwise(self.segments) if HOME not in (a.device, b.device)}
         if foreign := sorted(self.straight.keys() - ways):
             raise ValueError(f"a plan for {', '.join(self.devices)} sends straight over {foreign[0]}")
         return self

@@ -279,8 +279,8 @@ class EnvelopePlacements(HomeCosts):
         """The plane of a plan, followed by its number of runs on the coordinator, and elsewhere for each coding."""
         plan = self.plans.plans[one.position]
         share = coded_share(one.coding)
-        at_home = sum(leg.device == HOME for leg in plan.legs)
-        elsewhere = [(len(plan.legs) - at_home) * (coding == one.coding) for coding in self._codings]
+        at_home = sum(segment.device == HOME for segment in plan.segments)
+        elsewhere = [(len(plan.segments) - at_home) * (coding == one.coding) for coding in self._codings]
         return np.array([*plane_of(plan, self.plans.peers, self._ways, share), at_home, *elsewhere])
 
     def _away(self, best: int, best_ms: float, home_ms: float, now_ms: float | None, why: str) -> None:

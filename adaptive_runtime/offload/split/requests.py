@@ -1,10 +1,6 @@
-"""The result of a request over several devices, and events of the devices.
+"""Requests over several devices: options, requests in flight, routes, results and events.
 
-Options for running requests over several devices.
-
-Links between other devices: values go directly from one to the next if possible, else through the coordinator.
-
-Requests in flight.
+Values go directly from one other device to the next if possible, else through the coordinator.
 """
 
 import asyncio
@@ -32,11 +28,11 @@ from adaptive_runtime.offload.links import (
     PeerTimes,
     RunWay,
 )
-from adaptive_runtime.offload.split.plans import Leg, way_name
+from adaptive_runtime.offload.split.plans import DeviceSegments, way_name
 from profiling_agents.messages import ActivationCoding, GivenTimes, Message, SentActivation, ServedSubNet
 
 
-class LegTimes(NamedTuple):
+class SegmentTimes(NamedTuple):
     """Segments that a device ran for a request, and their duration [ms]. peer: None: they ran on the coordinator."""
 
     device: str
@@ -57,7 +53,7 @@ class SplitAnswer:
     answer: Array
     latency_ms: float
     devices: tuple[str, ...]
-    legs: tuple[LegTimes, ...]
+    segments: tuple[SegmentTimes, ...]
     at_home: str | None
     late: bool
     exit: int | None = None
@@ -120,8 +116,8 @@ class SplitOptions(Message):
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Time for which values go through the coordinator after a failed transfer; doubled each time."""
-Route = tuple[Leg, ...]
-"""Consecutive legs of a request, each of which gives its values to the next."""
+Route = tuple[DeviceSegments, ...]
+"""Consecutive segments of a request, each of which gives its values to the next."""
 T = TypeVar("T")
 
 
@@ -136,7 +132,7 @@ class _DirectLink:
 
 
 class Routes:
-    """Decides which legs run without the coordinator between them. For one event loop.
+    """Decides which segments run without the coordinator between them. For one event loop.
 
     told: called when a link between two devices comes or goes, with its name, state and the reason in one line.
     """
@@ -168,15 +164,15 @@ class Routes:
                 found[way_name(giver, taker)] = MeasuredLink() if link is None else link.measures.link
         return found
 
-    def route(self, legs: Sequence[Leg]) -> Route:
-        """The first leg, and the following ones that can be reached directly."""
+    def route(self, segments: Sequence[DeviceSegments]) -> Route:
+        """The first segment, and the following ones that can be reached directly."""
         count = 1
-        while count < len(legs) and self._is_straight(legs[count - 1], legs[count]):
+        while count < len(segments) and self._is_straight(segments[count - 1], segments[count]):
             count += 1
-        return tuple(legs[:count])
+        return tuple(segments[:count])
 
     def lose(self, route: Route, reason: str, *, for_good: bool = False) -> None:
-        """Let values of these legs go through the coordinator for a while, or from now on."""
+        """Let values of these segments go through the coordinator for a while, or from now on."""
         for giver, taker in pairwise(route):
             link = self._links.setdefault((giver.device, taker.device), _DirectLink())
             link.until_s = math.inf if for_good else max(self._clock() + link.pause_s, link.until_s)
@@ -190,7 +186,7 @@ class Routes:
         coding: ActivationCoding,
         within_ms: float,
     ) -> list[PeerAnswer | None]:
-        """Run the legs consecutively. Returns the answer of each, or None if it has not come before the last one.
+        """Run the segments consecutively. Returns the answer of each, or None if it has not come before the last one.
 
         If a device cannot give its values to the next one, the coordinator carries them. PeerLostError: a device failed, and
         why.
@@ -220,18 +216,18 @@ class Routes:
         coding: ActivationCoding,
         within_ms: float,
     ) -> PeerAnswer:
-        leg = route[at]
+        segment = route[at]
         if len(route) == 1:
-            return await self._of(leg, lambda peer: peer.run(leg.first, leg.last, tensors, coding))
+            return await self._of(segment, lambda peer: peer.run(segment.first, segment.last, tensors, coding))
         following = tickets[at + 1] if at + 1 < len(route) else None
         receiver = None if following is None else self._peers[route[at + 1].device].receiver(following)
         way = RunWay(tickets[at], receiver, within_ms)
-        return await self._of(leg, lambda peer: peer.run(leg.first, leg.last, tensors, coding, way))
+        return await self._of(segment, lambda peer: peer.run(segment.first, segment.last, tensors, coding, way))
 
     def _answered(self, pair: Route, ask: "asyncio.Task[PeerAnswer]") -> None:
-        """Measure the link after a finished leg, maybe after the last answer.
+        """Measure the link after a finished segment, maybe after the last answer.
 
-        Errors are ignored: nobody may wait for the leg.
+        Errors are ignored: nobody may wait for the segment.
         """
         if ask.cancelled() or ask.exception() is not None or len(pair) < 2 or (given := ask.result().given) is None:
             return
@@ -241,14 +237,14 @@ class Routes:
         """Carry values through the coordinator that one device could not give to the next."""
         taker = pair[1]
         self.lose(pair, answer.not_given or "has not given its values")
-        assert ticket is not None, "all legs but the first have one"
+        assert ticket is not None, "all segments but the first have one"
         await self._of(taker, lambda peer: peer.give(ticket, answer.activations, answer.content))
 
-    async def _of(self, leg: Leg, work: Callable[[Peer], Awaitable[T]]) -> T:
+    async def _of(self, segment: DeviceSegments, work: Callable[[Peer], Awaitable[T]]) -> T:
         try:
-            return await work(self._peers[leg.device])
+            return await work(self._peers[segment.device])
         except PeerLostError as error:
-            raise PeerLostError(f"{leg.device}: {error}") from error
+            raise PeerLostError(f"{segment.device}: {error}") from error
 
     def _gave(self, giver: str, taker: str, times: GivenTimes) -> None:
         link = self._links.setdefault((giver, taker), _DirectLink())
@@ -268,8 +264,8 @@ class Routes:
         link = self._links.get((giver, taker))
         return self._direct and self._peers[giver].gives and (link is None or self._clock() >= link.until_s)
 
-    def _is_straight(self, giver: Leg, taker: Leg) -> bool:
-        """Whether the second leg reads exactly the first one's outputs, no later leg does, and a direct link is allowed."""
+    def _is_straight(self, giver: DeviceSegments, taker: DeviceSegments) -> bool:
+        """Whether the second one reads exactly the first one's outputs, no later segment does, and a direct link is allowed."""
         if HOME in (giver.device, taker.device) or not self._may_give(giver.device, taker.device):
             return False
         values, last = self._subnet.leaving(giver.first, giver.last), len(self._subnet.segments) - 1
@@ -281,8 +277,8 @@ class Routes:
 class Flight:
     """A request in flight. values: tensors known on the coordinator, by name. Times in seconds of `time.perf_counter`.
 
-    begun_s: start in the thread that runs requests. legs: remaining segments. ready: the coordinator should run the next leg.
-    remote: other devices run those of `route`, since `sent_s`. guaranteed: the coordinator can finish it in time, together with
+    begun_s: start in the thread that runs requests. segments: remaining, by device. ready: the coordinator should run the next
+    ones. remote: other devices run those of `route`, since `sent_s`. guaranteed: the coordinator can finish it in time, with
     all others that count as guaranteed, if no other device answers any more. left_alone: nobody waits for the answer, and the
     coordinator does nothing more for it. coding: of sent tensors. decision: whether it leaves at exits, as long as all of these
     are on the coordinator. left: the answer of the exit at which it left.
@@ -293,7 +289,7 @@ class Flight:
     deadline_s: float
     future: "Future[SplitAnswer]"
     begun_s: float = 0.0
-    legs: list[Leg] = field(default_factory=list)
+    segments: list[DeviceSegments] = field(default_factory=list)
     coding: ActivationCoding = "fp32"
     ready: bool = False
     running: bool = False
@@ -305,39 +301,39 @@ class Flight:
     at_home: str | None = None
     decision: SampleDecision | None = None
     left: Array | None = None
-    done: list[LegTimes] = field(default_factory=list)
+    done: list[SegmentTimes] = field(default_factory=list)
 
     @property
     def came_s(self) -> float:
-        """Time to reach the thread that runs requests; 0 after the first leg, in which it was counted."""
+        """Time to reach the thread that runs requests; 0 after the first segment, in which it was counted."""
         return 0.0 if self.done else self.begun_s - self.start_s
 
     def come_home(self, reason: str) -> None:
         """Let the coordinator run the rest of the request."""
-        rest = Leg(HOME, self.legs[0].first, self.legs[-1].last)
-        self.legs, self.remote, self.ready = [rest], None, True
+        rest = DeviceSegments(HOME, self.segments[0].first, self.segments[-1].last)
+        self.segments, self.remote, self.ready = [rest], None, True
         self.at_home = self.at_home or reason
 
-    def passed(self, times: LegTimes, values: dict[str, Array]) -> None:
-        """Record a finished leg."""
+    def passed(self, times: SegmentTimes, values: dict[str, Array]) -> None:
+        """Record a finished segment."""
         self.values.update(values)
         self.done.append(times)
-        self.legs.pop(0)
+        self.segments.pop(0)
         self.remote, self.ready, self.running = None, False, False
 
-    def leave(self, times: LegTimes, answer: Array) -> None:
+    def leave(self, times: SegmentTimes, answer: Array) -> None:
         """Record the answer of an exit on the coordinator: no segments remain."""
         self.passed(times, {})
-        self.legs, self.left = [], answer
+        self.segments, self.left = [], answer
 
     def answered(self, answer: Array, end_s: float) -> SplitAnswer:
-        """The answer, once no leg is left."""
+        """The answer, once no segment is left."""
         exit = None if self.decision is None or self.left is None else self.decision.exit
         return SplitAnswer(
             answer=answer,
             latency_ms=(end_s - self.start_s) * 1e3,
-            devices=tuple(leg.device for leg in self.done),
-            legs=tuple(self.done),
+            devices=tuple(segment.device for segment in self.done),
+            segments=tuple(self.done),
             at_home=self.at_home,
             late=end_s > self.deadline_s,
             exit=exit,

@@ -10,7 +10,7 @@ repeats segments of another device on the same tensors.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,15 +19,16 @@ import numpy as np
 
 from adaptive_runtime.base.devices import HOME
 from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, Peer, PeerLostError, SharedLink
 from adaptive_runtime.offload.links.measures import WeightedMean
-from adaptive_runtime.offload.split.plans import Leg, PlacementChoice, all_at_home
+from adaptive_runtime.offload.split.plans import DeviceSegments, PlacementChoice, all_at_home
 from adaptive_runtime.offload.split.requests import (
     Array,
     Flight,
-    LegTimes,
     Route,
     Routes,
+    SegmentTimes,
     SplitAnswer,
     SplitCounts,
     SplitEvent,
@@ -143,7 +144,7 @@ class SplitRunner:
         if plan.devices != self._plan.devices or (plan.peers and coding != self._coding):
             self._plan, self._coding = plan, coding
             self._event(HOME, "plan", f"{plan}: {why}")
-        flight.legs, flight.coding, flight.decision = list(plan.legs), coding, self._home.decision()
+        flight.segments, flight.coding, flight.decision = list(plan.segments), coding, self._home.decision()
         self._flights.add(flight)
         flight.guaranteed = True
         now_s = time.perf_counter()
@@ -151,8 +152,8 @@ class SplitRunner:
         self._advance(flight)
 
     def _advance(self, flight: Flight) -> None:
-        """Go on with the next leg, or finish the request."""
-        if not flight.legs:
+        """Go on with the next segment, or finish the request."""
+        if not flight.segments:
             end_s = time.perf_counter()
             self._flights.discard(flight)
             found = flight.values[self._subnet.answer] if flight.left is None else flight.left
@@ -165,12 +166,12 @@ class SplitRunner:
             for name in answer.devices:
                 counts.by_device[name] = counts.by_device.get(name, 0) + 1
             flight.future.set_result(answer)
-        elif flight.legs[0].device == HOME:
+        elif flight.segments[0].device == HOME:
             flight.ready = True
         elif self._own_start_s(flight) <= time.perf_counter():
             flight.come_home("there was no time for another device")
         else:
-            flight.sent_s, flight.route = time.perf_counter(), self.routes.route(flight.legs)
+            flight.sent_s, flight.route = time.perf_counter(), self.routes.route(flight.segments)
             flight.remote = asyncio.create_task(self._send(flight, flight.route))
             flight.remote.add_done_callback(partial(self._sent, flight))
         self._dispatch()
@@ -201,7 +202,7 @@ class SplitRunner:
             self._dispatch()
 
     async def _send(self, flight: Flight, route: Route) -> None:
-        """Let other devices run consecutive legs."""
+        """Let other devices run consecutive segments."""
         own, coding, first, last = flight.remote, flight.coding, route[0].first, route[-1].last
         assert own is asyncio.current_task()
         start_s = time.perf_counter()
@@ -221,10 +222,16 @@ class SplitRunner:
         names = self._leaving(route[-1].first, last)
         tensors = decoded_all(found.activations, [self._shapes[name] for name in names], found.content)
         got = dict(zip(names, tensors, strict=True))
-        finite, devices = all(np.isfinite(tensor).all() for tensor in tensors), tuple(leg.device for leg in route)
+        finite, devices = (
+            all(np.isfinite(tensor).all() for tensor in tensors),
+            tuple(segment.device for segment in route),
+        )
         if not finite or self._suspects.intersection(devices) or self._rng.random() < self._options.check_share:
             given = {name: decoded(one, self._shapes[name], content) for name, (one, content) in sent.items()}
-            self._check_later(SpotCheck(devices, first, last, given, got, coding))
+            if len(self._checks) < MOST_CHECKS:
+                self._checks.append(SpotCheck(devices, first, last, given, got, coding))
+            else:
+                self.counts.unchecked += 1
         if not finite:
             flight.come_home(f"{'→'.join(devices)}: gave NaN or infinite values")
             self._dispatch()
@@ -233,18 +240,21 @@ class SplitRunner:
         self._usual_ms.setdefault((route, coding), WeightedMean()).add(took_ms)
         if len(route) == 1:
             self._choice.ran_elsewhere(flight.came_s * 1e3 + took_ms - found.times.total_ms, coding)
-        for leg, answer in zip(route, answers, strict=True):
-            self.peers[leg.device].was_in_time()
+        for segment, answer in zip(route, answers, strict=True):
+            self.peers[segment.device].was_in_time()
             times = None if answer is None else answer.times
-            own_ms = took_ms if times is None or leg is route[-1] else times.total_ms
-            flight.passed(LegTimes(leg.device, leg.first, leg.last, own_ms, times), got if leg is route[-1] else {})
+            own_ms = took_ms if times is None or segment is route[-1] else times.total_ms
+            flight.passed(
+                SegmentTimes(segment.device, segment.first, segment.last, own_ms, times),
+                got if segment is route[-1] else {},
+            )
         self._advance(flight)
 
     def _require_room(self, route: Route) -> None:
         """PeerLostError: a device has reached its limit of requests in flight."""
-        for leg in route:
-            if self.peers[leg.device].in_flight >= self._options.most_in_flight:
-                raise PeerLostError(f"{leg.device}: has {self._options.most_in_flight} requests already")
+        for segment in route:
+            if self.peers[segment.device].in_flight >= self._options.most_in_flight:
+                raise PeerLostError(f"{segment.device}: has {self._options.most_in_flight} requests already")
 
     def _dispatch(self) -> None:
         """Start the coordinator's next work if it is idle; otherwise set a timer for the next work."""
@@ -260,7 +270,7 @@ class SplitRunner:
         now_s = time.perf_counter()
         end_s = now_s
         if ready is not None:
-            end_s += self._predicted_s(ready.legs[0].first, ready.legs[0].last)
+            end_s += self._predicted_s(ready.segments[0].first, ready.segments[0].last)
         if away is not None and end_s >= away[1] and (ready is None or away[0].deadline_s <= ready.deadline_s):
             self._bring_home(away[0], now_s)
             if away[0].left_alone:
@@ -270,7 +280,8 @@ class SplitRunner:
         if ready is not None:
             self._run_at_home(ready)
         elif self._checks and self._has_time_for(self._checks[0], away[1] if away else None):
-            self._check(self._checks.popleft())
+            check = self._checks.popleft()
+            self._start(partial(self._checked, check), check.given, check.first, check.last)
         elif away is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(away[1] - now_s, 0.0), self._due, away[1])
@@ -292,13 +303,13 @@ class SplitRunner:
         flights = sorted((one for one in self._flights if not one.running), key=lambda one: one.deadline_s)
         counted = [one for one in flights if one.guaranteed]
         deadlines = [one.deadline_s - self._spare_s for one in counted]
-        starts = latest_starts(deadlines, [self._predicted_s(one.legs[0].first, self._last) for one in counted])
+        starts = latest_starts(deadlines, [self._predicted_s(one.segments[0].first, self._last) for one in counted])
         known = dict(zip(counted, starts, strict=True))
         return [(one, known[one] if one in known else self._own_start_s(one)) for one in flights]
 
     def _own_start_s(self, flight: Flight) -> float:
         """Latest start of the rest of a request on the coordinator if it were the coordinator's only work [s]."""
-        return flight.deadline_s - self._spare_s - self._predicted_s(flight.legs[0].first, self._last)
+        return flight.deadline_s - self._spare_s - self._predicted_s(flight.segments[0].first, self._last)
 
     def _predicted_s(self, first: int, last: int) -> float:
         return self._home.predicted_ms(first, last, self._options.deviations) * 1e-3
@@ -310,10 +321,10 @@ class SplitRunner:
         through the error that they get. Among several consecutive devices the late one is unknown: they communicate through the
         coordinator for a while, which reveals it. If the time was not unusual, the coordinator was late itself.
         """
-        if flight.legs[0].device == HOME:
+        if flight.segments[0].device == HOME:
             return
         route = flight.route
-        flight.come_home(f"{'→'.join(leg.device for leg in route)}: was late")
+        flight.come_home(f"{'→'.join(segment.device for segment in route)}: was late")
         usual = self._usual_ms.get((route, flight.coding))
         if usual is None or (now_s - flight.sent_s) * 1e3 > usual.mean + self._options.deviations * usual.deviation:
             if len(route) > 1:
@@ -322,14 +333,24 @@ class SplitRunner:
                 self.peers[route[0].device].lose("was late")
 
     def _run_at_home(self, flight: Flight) -> None:
-        leg = flight.legs[0]
-        flight.running, self._busy = True, True
-        work = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._home.run, flight.values, leg.first, leg.last, flight.decision
-        )
-        work.add_done_callback(partial(self._ran, flight, leg, time.perf_counter()))
+        own = flight.segments[0]
+        flight.running = True
+        self._start(partial(self._ran, flight, own), flight.values, own.first, own.last, flight.decision)
 
-    def _ran(self, flight: Flight, leg: Leg, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
+    def _start(
+        self,
+        then: Callable[[float, "asyncio.Future[HomeRun]"], None],
+        values: dict[str, Array],
+        first: int,
+        last: int,
+        decision: SampleDecision | None = None,
+    ) -> None:
+        """Run segments on the coordinator. then: called with the time of this call and the finished run."""
+        self._busy = True
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._home.run, values, first, last, decision)
+        work.add_done_callback(partial(then, time.perf_counter()))
+
+    def _ran(self, flight: Flight, segment: DeviceSegments, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
         self._busy = False
         if work.cancelled() or flight not in self._flights:
             return
@@ -339,13 +360,13 @@ class SplitRunner:
             return
         run = work.result()
         handed_s = time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3
-        self._learn(leg.first, run, (flight.came_s + handed_s) * 1e3)
+        self._learn(segment.first, run, (flight.came_s + handed_s) * 1e3)
         self._thread_late.add(handed_s)
-        times = LegTimes(HOME, leg.first, leg.first + len(run.took_ms) - 1, sum(run.took_ms))
+        times = SegmentTimes(HOME, segment.first, segment.first + len(run.took_ms) - 1, sum(run.took_ms))
         if run.left is not None:
             flight.leave(times, run.left)
         else:
-            flight.passed(times, self._kept(run.values, leg))
+            flight.passed(times, {name: run.values[name] for name in self._leaving(segment.first, segment.last)})
         self._advance(flight)
 
     def _learn(self, first: int, run: HomeRun, handed_ms: float) -> None:
@@ -353,23 +374,8 @@ class SplitRunner:
         self._home.learn(first, run.took_ms)
         self._choice.ran_at_home(first, run.took_ms, handed_ms)
 
-    def _kept(self, values: dict[str, Array], leg: Leg) -> dict[str, Array]:
-        return {name: values[name] for name in self._leaving(leg.first, leg.last)}
-
-    def _check_later(self, check: SpotCheck) -> None:
-        if len(self._checks) >= MOST_CHECKS:
-            self.counts.unchecked += 1
-        else:
-            self._checks.append(check)
-
     def _has_time_for(self, check: SpotCheck, until_s: float | None) -> bool:
         return until_s is None or time.perf_counter() + self._predicted_s(check.first, check.last) < until_s
-
-    def _check(self, check: SpotCheck) -> None:
-        self._busy = True
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._thread, self._home.run, check.given, check.first, check.last)
-        work.add_done_callback(partial(self._checked, check, time.perf_counter()))
 
     def _checked(self, check: SpotCheck, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
         self._busy = False
@@ -394,7 +400,7 @@ class SplitRunner:
             self.peers[check.devices[0]].exclude(f"answered wrongly: {what}")
             return
         self._suspects.update(check.devices)
-        route = tuple(Leg(name, check.first, check.last) for name in check.devices)
+        route = tuple(DeviceSegments(name, check.first, check.last) for name in check.devices)
         self.routes.lose(route, f"one of them answered wrongly: {what}", for_good=True)
 
     def _tell(self, peer: Peer, reason: str) -> None:

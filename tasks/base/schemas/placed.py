@@ -33,7 +33,7 @@ class CutRow(Record):
     bytes: int
 
 
-class StayRow(Record):
+class SegmentRow(Record):
     """A segment: operators that one device runs without a change of device. time_ms: of their computation."""
 
     device: str
@@ -54,14 +54,14 @@ class TransferRow(Record):
 class PlanRow(Record):
     """A plan. bandwidth_mbps: of links that are not named. period_ms: between two answers, with objective=throughput.
 
-    others_ms: latency of other methods' plans by name.
+    stays: the segments. others_ms: latency of other methods' plans by name.
     """
 
     bandwidth_mbps: float
     latency_ms: float
     period_ms: float | None = None
     bottleneck: str | None = None
-    stays: tuple[StayRow, ...]
+    stays: tuple[SegmentRow, ...]
     transfers: tuple[TransferRow, ...]
     others_ms: dict[str, float]
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.base.schemas.placed import CutRow, PartitionAnswer, PlanRow, StayRow
-    from tasks.placement.partition.parts import write_parts
+    from tasks.base.schemas.placed import CutRow, PartitionAnswer, PlanRow, SegmentRow
+    from tasks.placement.partition.parts import ChainOptions, write_chain, write_parts
     from tasks.placement.partition.planning import (
         DeviceTable,
         DeviceTimes,
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
         stages_of,
         table_of,
     )
-    from tasks.placement.partition.plans import (
-        ChainOptions,
-        PlansAhead,
-        placement_plans,
-        plan_ahead,
-        write_chain,
-        write_plans,
-    )
+    from tasks.placement.partition.plans import PlansAhead, placement_plans, plan_ahead, write_plans
     from tasks.placement.partition.settings import PartitionLink
     from tasks.placement.partition.settings import PartitionSettings as Settings
 else:
@@ -38,8 +31,8 @@ __all__ = [
     "PartitionLink",
     "PlanRow",
     "PlansAhead",
+    "SegmentRow",
     "Settings",
-    "StayRow",
     "find_supernet",
     "open_tables",
     "placement_plans",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import FLOAT_BYTES
-from profiling_agents.messages import CODED_BYTES, MIB, ActivationCoding
+from adaptive_runtime.offload.split.plans import coded_share
+from profiling_agents.messages import MIB, ActivationCoding
 from solvers.partition import (
     Dataflow,
     PartitionConditions,
@@ -33,7 +35,7 @@ from tailor_ir import Choice, OperatorFeature, SubnetDataflow, SuperNet, find_fl
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.errors import UserError
 from tasks.base.places import places
-from tasks.base.schemas.placed import CutRow, OperatorRow, PartitionAnswer, PlanRow, StayRow, TransferRow
+from tasks.base.schemas.placed import CutRow, OperatorRow, PartitionAnswer, PlanRow, SegmentRow, TransferRow
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.placement.partition.settings import PartitionSettings
@@ -101,7 +103,16 @@ class DeviceTable:
 
 def open_tables(output_dir: Path, devices: Sequence[str]) -> tuple[DeviceTable, ...]:
     """The tables of devices by their names in the run. UserError: a device has none."""
-    return tuple(_table(output_dir, name) for name in devices)
+    stages, found = output_dir / STAGES, []
+    known = sorted(path.name for path in (stages / PROFILE_STAGE).glob("*") if path.is_dir())
+    for name in devices:
+        profiled = _newest(stages / PROFILE_STAGE / name) if name in known else None
+        if profiled is None:
+            allowed = ", ".join(known) or "none, since nothing was measured"
+            next_step = f"measure it: autotailor predict output_dir={output_dir} device=[{name}]"
+            raise UserError(f"device '{name}'", f"has no table in '{output_dir}'", allowed=allowed, next_step=next_step)
+        found.append(table_of(name, profiled, _newest(stages / LATENCY_STAGE / name)))
+    return tuple(found)
 
 
 def table_of(name: str, profile: Path, latency: Path | None) -> DeviceTable:
@@ -123,21 +134,6 @@ def find_supernet(output_dir: Path) -> Path:
             return newest / SUPERNET_FOLDER
     next_step = "name one, supernet=FOLDER, or the folder of a run, output_dir=FOLDER"
     raise UserError(f"output folder '{output_dir}'", "has no SuperNet", next_step=next_step)
-
-
-def _table(output_dir: Path, name: str) -> DeviceTable:
-    stages = output_dir / STAGES
-    known = _names(stages / PROFILE_STAGE)
-    profiled = _newest(stages / PROFILE_STAGE / name) if name in known else None
-    if profiled is None:
-        allowed = ", ".join(known) or "none, since nothing was measured"
-        next_step = f"measure it: autotailor predict output_dir={output_dir} device=[{name}]"
-        raise UserError(f"device '{name}'", f"has no table in '{output_dir}'", allowed=allowed, next_step=next_step)
-    return table_of(name, profiled, _newest(stages / LATENCY_STAGE / name))
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
 def _newest(folder: Path) -> Path | None:
@@ -197,12 +193,14 @@ def plan_partition(
 
 def solver_dataflow(dataflow: SubnetDataflow, coding: ActivationCoding = "fp32") -> Dataflow:
     """The dataflow in the solver's form; float32 values have their size in the coding."""
-    share = CODED_BYTES[coding] / CODED_BYTES["fp32"]
-    values = []
-    for one in dataflow.values:
-        floats = one.bytes == prod(one.shape) * FLOAT_BYTES
-        sent_bytes = float(one.bytes) * (share if floats else 1.0)
-        values.append(SentValue(writer=one.writer, readers=one.readers, bytes=sent_bytes))
+    values = (
+        SentValue(
+            writer=one.writer,
+            readers=one.readers,
+            bytes=one.bytes * (coded_share(coding) if one.bytes == prod(one.shape) * FLOAT_BYTES else 1.0),
+        )
+        for one in dataflow.values
+    )
     return Dataflow(steps=len(dataflow.operators), values=tuple(values))
 
 
@@ -240,12 +238,10 @@ def conditions_of(
     """
     names = settings.devices
     latency_ms, speed = np.zeros((2, len(names), len(names)))
-    for source, a in enumerate(names):
-        for target, b in enumerate(names):
-            if a != b:
-                link = settings.link(a, b, bandwidth_mbps)
-                run_ms = max(tables[target].offset_ms, 0.0) if target else 0.0
-                latency_ms[source, target], speed[source, target] = link.latency_ms + run_ms, link.bandwidth_mbps
+    for (source, a), (target, b) in permutations(enumerate(names), 2):
+        link = settings.link(a, b, bandwidth_mbps)
+        run_ms = max(tables[target].offset_ms, 0.0) if target else 0.0
+        latency_ms[source, target], speed[source, target] = link.latency_ms + run_ms, link.bandwidth_mbps
     slow_down = np.asarray([settings.slow_down.get(name, 1.0) for name in names])
     return PartitionConditions(slow_down=slow_down, latency_ms=latency_ms, bandwidth_mbps=speed)
 
@@ -257,41 +253,29 @@ def _plan_row(
     bandwidth_mbps: float,
     offset_ms: float,
 ) -> PlanRow:
-    problem, names = planner.problem, settings.devices
+    """The best plan for people, with other methods' latencies. offset_ms: of the coordinator."""
+    problem, names, pipeline = planner.problem, settings.devices, {}
     if settings.objective == "latency":
-        return _described(_fastest(planner, conditions), problem, conditions, names, bandwidth_mbps, offset_ms)
-    pipeline = fastest_pipeline(problem, conditions)
-    found = plan_of(problem, conditions, pipeline.stages)
-    row = _described(found, problem, conditions, names, bandwidth_mbps, offset_ms)
-    own = {"period_ms": pipeline.period_ms, "bottleneck": _named(pipeline.bottleneck, names)}
-    return row.model_copy(update=own)
-
-
-def _described(
-    found: PartitionPlan,
-    problem: PartitionProblem,
-    conditions: PartitionConditions,
-    names: Sequence[str],
-    bandwidth_mbps: float,
-    offset_ms: float,
-) -> PlanRow:
-    """A plan of a problem for people, with other methods' latencies. names: of the devices. offset_ms: of the coordinator."""
-    times_ms = problem.compute_ms * conditions.slow_down
-    unit_ms = conditions.ms_per_byte
+        found = _fastest(planner, conditions)
+    else:
+        best = fastest_pipeline(problem, conditions)
+        found = plan_of(problem, conditions, best.stages)
+        kind, *ends = best.bottleneck.split()  # `device 1`, `link 0 to 1`
+        bottleneck = " ".join([kind, *(names[int(word)] if word.isdigit() else word for word in ends)])
+        pipeline = {"period_ms": best.period_ms, "bottleneck": bottleneck}
+    times_ms, unit_ms = problem.compute_ms * conditions.slow_down, conditions.ms_per_byte
     others = {name: method(problem, conditions) for name, method in OTHERS.items()}
     kept = {name: plan.latency_ms(conditions) for name, plan in others.items() if plan.keeps(problem.limits)}
     return PlanRow(
         bandwidth_mbps=bandwidth_mbps,
         latency_ms=found.latency_ms(conditions) + offset_ms,
-        period_ms=None,
-        bottleneck=None,
         stays=tuple(
-            StayRow(
-                device=names[stay.device],
-                operators=stay.steps,
-                time_ms=float(times_ms[list(stay.steps), stay.device].sum()),
+            SegmentRow(
+                device=names[segment.device],
+                operators=segment.steps,
+                time_ms=float(times_ms[list(segment.steps), segment.device].sum()),
             )
-            for stay in found.stays
+            for segment in found.segments
         ),
         transfers=tuple(
             TransferRow(
@@ -304,6 +288,7 @@ def _described(
             for a, b in np.argwhere((found.bytes > 0) | (found.messages > 0)).tolist()
         ),
         others_ms={name: latency_ms + offset_ms for name, latency_ms in kept.items() if np.isfinite(latency_ms)},
+        **pipeline,
     )
 
 
@@ -315,12 +300,6 @@ def _fastest(planner: PartitionPlanner, conditions: PartitionConditions) -> Part
         ways = (minimum_cut(problem, conditions, 1 - problem.home, one_way=one_way) for one_way in (False, True))
         found += [plan for plan in ways if plan.keeps(problem.limits)]
     return min(found, key=lambda plan: plan.latency_ms(conditions))
-
-
-def _named(bottleneck: str, names: Sequence[str]) -> str:
-    """The bottleneck with the devices' names instead of numbers, as in `device 1`, `link 0 to 1`."""
-    kind, *rest = bottleneck.split()
-    return " ".join([kind, *(names[int(word)] if word.isdigit() else word for word in rest)])
 
 
 def _operators(

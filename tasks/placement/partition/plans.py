@@ -5,15 +5,17 @@ them therefore crosses both links, and a message has the latencies of both. Devi
 crosses.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest, ChainSegment, ChainTensor, NcnnPair
+from adaptive_runtime.bundle.chains import SEGMENTS_FILE
 from adaptive_runtime.offload.split import (
     HOME,
     PLANS_FILE,
@@ -36,16 +38,15 @@ from solvers.partition import (
     envelope_of,
 )
 from solvers.tables import Infeasible
-from tailor_ir import Choice, Statistics, SuperNet
+from tailor_ir import Choice, SuperNet
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
-from tasks.placement.partition.parts import digests_of, export_checked, tensor_of, write_ncnn
+from tasks.placement.partition.parts import PLAIN, ChainOptions, Groups, write_chain
 from tasks.placement.partition.planning import DeviceTimes, conditions_of, problem_of
 from tasks.placement.partition.settings import PartitionSettings
 
-Groups = tuple[tuple[int, ...], ...]
 Way = tuple[int, int]
-FLOAT = "float32"
+NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,54 +117,24 @@ def _way(conditions: PartitionConditions, way: Way, run_ms: Sequence[float]) -> 
     return StraightWay(bandwidth_mbps=float(conditions.bandwidth_mbps[way]), latency_ms=latency_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainOptions:
-    """Options of a chain's files. threads: of the coordinator's runtime. ncnn: also write files of ncnn beside each segment.
+class PlannedAhead(NamedTuple):
+    """Plans, whose digest is still unknown, and the operators of each segment."""
 
-    statistics: BatchNorm statistics of the SubNet; None: those of the SuperNet.
-    """
-
-    threads: int = 1
-    ncnn: bool = False
-    statistics: Statistics | None = None
-
-
-ONE_THREAD = ChainOptions()
-
-
-def write_plans(
-    net: SuperNet,
-    config: Mapping[str, Choice],
-    tables: Sequence[DeviceTimes],
-    settings: PartitionSettings,
-    folder: Path,
-    options: ChainOptions = ONE_THREAD,
-) -> PlacementPlans:
-    """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder.
-
-    UserError: the coordinator alone does not keep the limits, the network passes values other than float32, or the segments'
-    answer differs from the whole SubNet's by more than 1e-5 (in ncnn 1e-4).
-    """
-    if HOME in settings.devices[1:]:
-        raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
-    config = net.space.canonical(config)
-    ahead = plans_ahead(net, config, tables, settings)
-    write_chain(net, config, ahead.groups, folder, options)
-    digest = SplitSubNet.open(folder).subnet.digest
-    plans = placement_plans(ahead, settings.devices, _run_ms(tables), digest)
-    write_bytes(folder / PLANS_FILE, plans.to_json().encode())
-    return plans
+    plans: PlacementPlans
+    groups: Groups
 
 
 def plans_ahead(
     net: SuperNet, config: Mapping[str, Choice], tables: Sequence[DeviceTimes], settings: PartitionSettings
-) -> PlansAhead:
+) -> PlannedAhead:
     """Plans of a SubNet for the ranges of the settings.
 
     Plans count bytes of fp32. Fewer bytes in a coding are equivalent to faster links, so with a coding the largest bandwidth is
     higher by this factor. UserError: the coordinator does not keep the limits, or there are too many segments.
     """
-    dataflow = net.pre_partition().under(net.space.row(config))
+    if HOME in settings.devices[1:]:
+        raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
+    dataflow = net.pre_partition().under(net.space.row(net.space.canonical(config)))
     problem = problem_of(dataflow, tables, settings.model_copy(update={"coding": None}))
     (low_mbps, high_mbps), (least, most) = settings.plans_bandwidth_mbps, settings.plans_slow_down
     low = PlanPoint(bandwidth_mbps=low_mbps, slow_down=least)
@@ -177,19 +148,34 @@ def plans_ahead(
     if len(ahead.groups) > MOST_SEGMENTS:
         got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
         raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
-    return ahead
+    run_ms = [max(table.offset_ms, 0.0) for table in tables]
+    return PlannedAhead(placement_plans(ahead, settings.devices, run_ms, NO_DIGEST), ahead.groups)
 
 
-def placements_ahead(
-    ahead: PlansAhead, tables: Sequence[DeviceTimes], settings: PartitionSettings
-) -> tuple[PlannedPlacement, ...]:
-    """The plans in the form of `plans.json`."""
-    return tuple(_planned(ahead, plan, settings.devices, _run_ms(tables)) for plan in ahead.plans)
+def write_plans(
+    net: SuperNet,
+    config: Mapping[str, Choice],
+    tables: Sequence[DeviceTimes],
+    settings: PartitionSettings,
+    folder: Path,
+    options: ChainOptions = PLAIN,
+) -> PlacementPlans:
+    """Write the segments of a SubNet with `segments.json` and `plans.json` into a folder.
+
+    UserError: as `plans_ahead` and `write_chain`.
+    """
+    return write_ahead(net, config, plans_ahead(net, config, tables, settings), folder, options)
 
 
-def _run_ms(tables: Sequence[DeviceTimes]) -> list[float]:
-    """Time of a run on each device without its operators [ms]."""
-    return [max(table.offset_ms, 0.0) for table in tables]
+def write_ahead(
+    net: SuperNet, config: Mapping[str, Choice], ahead: PlannedAhead, folder: Path, options: ChainOptions = PLAIN
+) -> PlacementPlans:
+    """Write the segments of plans, and the plans with their digest. UserError: as `write_chain`."""
+    write_chain(net, net.space.canonical(config), ahead.groups, folder, options)
+    digest = SplitSubNet.open(folder, f"{options.prefix}{SEGMENTS_FILE}").subnet.digest
+    plans = ahead.plans.model_copy(update={"digest": digest})
+    write_bytes(folder / f"{options.prefix}{PLANS_FILE}", plans.to_json().encode())
+    return plans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,70 +219,23 @@ def _changes(placement: Sequence[int]) -> Iterator[int]:
 
 
 def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_ms: Sequence[float]) -> PlannedPlacement:
-    """A plan in the coordinator's view: each stay on another device is an offloaded segment.
-    Its tensors go up before it and come down after it.
-    """
+    """A plan in the coordinator's view: values go up before each segment on another device, and come down after it."""
     bytes_at, placement = ahead.planner.problem.dataflow.crossing_bytes, plan.placement
-    others_ms, links = float(plan.compute_ms[1:] @ ahead.conditions.slow_down[1:]), dict[str, LinkUse]()
-    for stay in (one for one in plan.stays if one.device):
-        name = names[stay.device]
-        known = links.get(name)
-        others_ms += run_ms[stay.device]
-        links[name] = LinkUse(
-            messages=1 + (known.messages if known else 0),
-            up_bytes=int(bytes_at[stay.steps[0]]) + (known.up_bytes if known else 0),
-            down_bytes=int(bytes_at[stay.steps[-1] + 1]) + (known.down_bytes if known else 0),
-        )
-    straight = dict[str, StraightUse]()
-    for giver, taker in pairwise(plan.stays):
+    others_ms = float(plan.compute_ms[1:] @ ahead.conditions.slow_down[1:])
+    links, straight = (defaultdict[str, Counter[str]](Counter) for _ in range(2))
+    for segment in (one for one in plan.segments if one.device):
+        others_ms += run_ms[segment.device]
+        up, down = int(bytes_at[segment.steps[0]]), int(bytes_at[segment.steps[-1] + 1])
+        links[names[segment.device]].update(messages=1, up_bytes=up, down_bytes=down)
+    for giver, taker in pairwise(plan.segments):
         if giver.device and taker.device:
-            name, sent = way_name(names[giver.device], names[taker.device]), int(bytes_at[taker.steps[0]])
-            before = straight.get(name)
-            straight[name] = StraightUse(
-                messages=1 + (before.messages if before else 0), bytes=sent + (before.bytes if before else 0)
-            )
+            way = way_name(names[giver.device], names[taker.device])
+            straight[way].update(messages=1, bytes=int(bytes_at[taker.steps[0]]))
     by_number = (HOME, *names[1:])
-    devices = tuple(by_number[placement[group[0]]] for group in ahead.groups)
-    home_ms = float(plan.compute_ms[0])
-    return PlannedPlacement(devices=devices, home_ms=home_ms, others_ms=others_ms, links=links, straight=straight)
-
-
-def write_chain(
-    net: SuperNet,
-    config: Mapping[str, Choice],
-    groups: Groups,
-    folder: Path,
-    options: ChainOptions = ONE_THREAD,
-) -> None:
-    """Write groups of operators as the segments of a chain, in `segments.json` and ONNX files, with the same checks as parts.
-
-    UserError: the network passes values other than float32, or the segments' answer differs from the whole SubNet's.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    exported = export_checked(net, config, groups, folder, options.statistics)
-    if len(set(exported.outputs)) != 1:
-        got = f"the network has {len(set(exported.outputs))} outputs"
-        raise UserError("partition.plans", got, allowed="one", next_step="use partition.parts")
-    pairs: Sequence[NcnnPair | None] = [None] * len(groups)
-    if options.ncnn:
-        pairs = write_ncnn(folder, exported, net.input_shape(config))
-    segments = []
-    for name, pair, session, macs in zip(exported.files, pairs, exported.sessions, exported.macs, strict=True):
-        read, given = (tuple(map(tensor_of, each)) for each in (session.get_inputs(), session.get_outputs()))
-        other = next((one for one in (*read, *given) if one.element_type != FLOAT), None)
-        if other is not None:
-            got = f"'{other.name}' is {other.element_type}"
-            raise UserError("partition.plans", got, allowed=FLOAT, next_step="use partition.parts")
-        inputs, outputs = (tuple(ChainTensor(name=one.name, shape=one.shape) for one in each) for each in (read, given))
-        own = {"exit": given[0].name, "file": name, "ncnn": pair, "macs": macs}
-        segments.append(ChainSegment.model_validate({**own, "inputs": inputs, "outputs": outputs}))
-    manifest = ChainManifest(
-        format="onnx",
-        digest=net.space.digest(config),
-        files=digests_of(folder, exported.files, pairs),
-        input=segments[0].inputs[0],
-        segments=tuple(segments),
-        runtime="onnxruntime",
-        settings={"intra_op_num_threads": options.threads, "session.intra_op.allow_spinning": "0"},
+    return PlannedPlacement(
+        devices=tuple(by_number[placement[group[0]]] for group in ahead.groups),
+        home_ms=float(plan.compute_ms[0]),
+        others_ms=others_ms,
+        links={name: LinkUse(**use) for name, use in links.items()},
+        straight={name: StraightUse(**use) for name, use in straight.items()},
     )
-    write_bytes(folder / SEGMENTS_FILE, manifest.to_json().encode())

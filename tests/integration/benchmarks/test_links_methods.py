@@ -34,7 +34,7 @@ from benchmarks.links_methods import (
 )
 from benchmarks.shaped_links import HOME_SPACE, ShapedLink
 from profiling_agents.messages import JobMessage, ServedSubNet
-from solvers.partition import Dataflow, PartitionProblem, SentValue, plan_of, stays
+from solvers.partition import Dataflow, PartitionProblem, SentValue, plan_of, segments_of
 from tests.support.ir.networks import small_net
 from tests.support.links.devices import serving, write_chain
 
@@ -117,7 +117,7 @@ def test_the_solver_and_the_prediction_agree_on_a_request_over_two_devices() -> 
         devices = tuple(names[one] for one in placement)
         sent = uses(served_chain(sizes), PlacedSegments(devices=devices), 1)
         row = {"known": [known], "sent": {name: use.model_dump() for name, use in sent.items()}}
-        by_solver_ms = plan_of(problem, conditions, stays(placement)).latency_ms(conditions)
+        by_solver_ms = plan_of(problem, conditions, segments_of(placement)).latency_ms(conditions)
         assert predicted_ms(devices, times_ms, row) == pytest.approx(by_solver_ms), devices
 
 

@@ -16,7 +16,7 @@ from tasks.exits.policies import MeasuredExit, PolicyOutcome, SubnetPolicy
 from tasks.export import Settings as ExportSettings
 from tasks.export.operating_points import LevelRow, Levels
 from tasks.export.operating_points.stage import kept, on_front, with_exits
-from tasks.placement.bundled import PlacedCosts, PlacedLevel, preferred
+from tasks.placement.bundled import OtherDevices, PlacedCosts, PlacedLevel
 from tasks.placement.partition.settings import PartitionSettings, RadioSettings
 from tests.support import examples
 
@@ -69,8 +69,8 @@ def test_a_row_whose_energy_is_unknown_is_neither_frugal_nor_spending() -> None:
     assert on_front([unknown, slower]).tolist() == [True, True]  # it may take more energy than the other
     assert on_front([unknown, worse]).tolist() == [True, False]
     over = over_devices(known, 20.0, 10_000, energy_mj=None)
-    assert preferred([known], [over], LINKED).tolist() == [True]
-    assert preferred([unknown], [over], LINKED).tolist() == [False]
+    assert OtherDevices((), LINKED, 0.0).preferred([known], [over]).tolist() == [True]
+    assert OtherDevices((), LINKED, 0.0).preferred([unknown], [over]).tolist() == [False]
 
 
 def policy() -> SubnetPolicy:
@@ -169,17 +169,20 @@ def over_devices(home: LevelRow, others_ms: float, up_bytes: int, **changed: obj
 def test_rows_over_devices_are_kept_where_some_link_or_load_prefers_them() -> None:
     home = level(0, 0.8, 4.0, None, 1.0)
     fast, slow, hopeless = (over_devices(home, ms, 10_000) for ms in (0.5, 8.0, 20.0))
-    assert preferred([home], [fast], LINKED).tolist() == [True]
-    assert preferred([home], [slow], LINKED).tolist() == [True]  # under load home takes 16 ms
-    assert preferred([home], [hopeless], LINKED).tolist() == [False]
+    assert OtherDevices((), LINKED, 0.0).preferred([home], [fast]).tolist() == [True]
+    assert OtherDevices((), LINKED, 0.0).preferred([home], [slow]).tolist() == [True]  # under load home takes 16 ms
+    assert OtherDevices((), LINKED, 0.0).preferred([home], [hopeless]).tolist() == [False]
     calm = LINKED.model_copy(update={"plans_slow_down": (1.0, 1.0)})
-    assert preferred([home], [slow], calm).tolist() == [False]
-    assert preferred([home], [fast, fast], LINKED).tolist() == [True, False]  # of equal ones the first
+    assert OtherDevices((), calm, 0.0).preferred([home], [slow]).tolist() == [False]
+    assert OtherDevices((), LINKED, 0.0).preferred([home], [fast, fast]).tolist() == [
+        True,
+        False,
+    ]  # of equal ones the first
     narrow = LINKED.model_copy(update={"plans_bandwidth_mbps": (0.01, 0.02)})
-    assert preferred([home], [fast], narrow).tolist() == [False]
+    assert OtherDevices((), narrow, 0.0).preferred([home], [fast]).tolist() == [False]
     spending = level(0, 0.8, 4.0, 10.0, 1.0)
     frugal = over_devices(spending, 20.0, 10_000, energy_mj=3.0)
-    assert preferred([spending], [frugal], LINKED).tolist() == [True]
+    assert OtherDevices((), LINKED, 0.0).preferred([spending], [frugal]).tolist() == [True]
 
 
 def test_what_a_plan_takes_follows_from_links_and_radio() -> None:

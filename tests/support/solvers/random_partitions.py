@@ -14,7 +14,7 @@ from solvers.partition import (
     PartitionProblem,
     SentValue,
     plan_of,
-    stays,
+    segments_of,
 )
 
 
@@ -78,4 +78,4 @@ def all_plans(problem: PartitionProblem, conditions: PartitionConditions) -> Ite
     allowed = problem.allowed
     choices = [np.flatnonzero(row).tolist() for row in allowed]
     for placement in product(*choices):
-        yield plan_of(problem, conditions, stays(placement))
+        yield plan_of(problem, conditions, segments_of(placement))

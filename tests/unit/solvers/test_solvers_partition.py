@@ -25,7 +25,7 @@ from solvers.partition import (
     neighbour_search,
     neurosurgeon,
     plan_of,
-    stays,
+    segments_of,
 )
 from solvers.tables import Infeasible
 from tests.support import examples
@@ -110,7 +110,7 @@ def test_the_one_way_cut_is_the_best_one_way_plan(seed: int, steps: int) -> None
         for chosen in map(set, combinations(range(steps), count)):
             if not any(writer in chosen and reader not in chosen for writer, reader in inner):
                 plan = plan_of(
-                    problem, conditions, stays([remote if s in chosen else problem.home for s in range(steps)])
+                    problem, conditions, segments_of([remote if s in chosen else problem.home for s in range(steps)])
                 )
                 row = plan.row.copy()
                 row[-4:] = 0  # what DADS leaves out: latencies of messages
@@ -195,7 +195,7 @@ def test_nothing_is_sent_where_that_does_not_pay() -> None:
     planner = PartitionPlanner(problem)
     assert not planner.fastest(slow).sends
     assert planner.fastest(fast).placement == (1, 1)
-    assert fastest_pipeline(problem, slow).stages == stays((0, 0))
+    assert fastest_pipeline(problem, slow).stages == segments_of((0, 0))
 
 
 def test_a_tie_stays_at_home() -> None:
@@ -213,7 +213,7 @@ def test_a_value_with_several_readers_is_sent_once() -> None:
     )
     problem = PartitionProblem(dataflow=Dataflow(steps=4, values=values), compute_ms=np.ones((4, 2)))
     conditions = PartitionConditions.of(2, 8.0, 0.0)
-    plan = plan_of(problem, conditions, stays((0, 1, 1, 1)))
+    plan = plan_of(problem, conditions, segments_of((0, 1, 1, 1)))
     assert plan.bytes[0, 1] == 1000.0
     assert plan.bytes[1, 0] == 1.0
     assert plan.latency_ms(conditions) == pytest.approx(4.0 + 1.001)

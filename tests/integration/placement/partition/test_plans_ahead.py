@@ -130,7 +130,7 @@ def test_segments_and_plans_are_written_and_open(run: Run, tmp_path: Path) -> No
     sends = [plan for plan in plans.plans if plan.peers]
     assert sends
     for plan in sends:
-        remote = [leg for leg in plan.legs if leg.device != HOME]
+        remote = [leg for leg in plan.segments if leg.device != HOME]
         use, shapes = plan.links["server"], split.subnet.shapes
         assert use.messages == len(remote)
         for count, names in (

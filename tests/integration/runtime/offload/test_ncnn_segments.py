@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -13,7 +11,7 @@ from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
 from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tasks.base.errors import UserError
 from tasks.placement.partition import ChainOptions, Settings, open_tables, plan_partition, write_parts, write_plans
-from tasks.placement.partition.parts import ExportedParts, write_ncnn
+from tasks.placement.partition.parts import ncnn_jobs, session_of
 from tests.support.agents.agent_processes import soon
 from tests.support.links.devices import Reference, are_in, inputs, same, serving
 from tests.support.partition.finished_run import finished_run
@@ -86,7 +84,7 @@ def test_parts_have_files_of_ncnn_beside_those_of_onnx(
     folder, net = finished
     settings = Settings(devices=("phone", "server"), latency_ms=0.01, bandwidth_mbps=(1000.0,), private=2)
     answer = plan_partition(net, net.max_config, open_tables(folder, settings.devices), settings)
-    write_parts(net, answer.config, answer.plans[0].stays, "phone", tmp_path, ncnn=True)
+    write_parts(net, answer.config, answer.plans[0].stays, "phone", tmp_path, ChainOptions(ncnn=True))
     manifest = PartsManifest.read(tmp_path / PARTS_FILE)
     assert len(manifest.parts) > 1
     for number, part in enumerate(manifest.parts):
@@ -98,17 +96,13 @@ def test_parts_have_files_of_ncnn_beside_those_of_onnx(
         PartsManifest.read(tmp_path / PARTS_FILE)
 
 
-def test_a_part_that_ncnn_has_not_is_one_line(tmp_path: Path) -> None:
+def test_a_part_that_ncnn_has_not_is_one_line() -> None:
     read, given = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", (1, 3, 3)), ("y", (1,)))
     )
     graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "det", [read], [given])
-    file = tmp_path / "0.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), file)
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    parts = ExportedParts(files=("0.onnx",), sessions=(session,), input="x", outputs=("y",), macs=(1,), difference=0.0)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10).SerializeToString()
     with pytest.raises(
         UserError, match=r"partition\.ncnn: part 0 has no form in ncnn .*; use a backend that takes ONNX"
     ):
-        write_ncnn(tmp_path, parts, (1, 3, 3))
-    assert not list(tmp_path.glob("*.param"))
+        ncnn_jobs([model], [session_of(model)])

@@ -45,7 +45,7 @@ from adaptive_runtime.offload.split import (
 )
 from adaptive_runtime.policy import RequestProgress, read_log, replay
 from adaptive_runtime.pool import Variant, VariantError
-from tasks.placement.codings import CodedSubNet
+from tasks.placement.bundled import CodedSubNet
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import are_in, serving
 from tests.support.links.relay import address_of, relayed

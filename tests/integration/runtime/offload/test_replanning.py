@@ -226,11 +226,11 @@ def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run(split: S
     choice.ran_at_home(0, plans.home_ms, handed_ms=6.0)
     after = choice.latencies_ms(links)
     for at, plan in enumerate(plans.plans):
-        runs = sum(leg.device == HOME for leg in plan.legs)
+        runs = sum(leg.device == HOME for leg in plan.segments)
         assert after[at] - before[at] == pytest.approx(3.0 * runs), "the mean of two runs"
     choice.ran_elsewhere(2.0, "fp32")
     for at, plan in enumerate(plans.plans):
-        elsewhere = sum(leg.device != HOME for leg in plan.legs)
+        elsewhere = sum(leg.device != HOME for leg in plan.segments)
         assert choice.latencies_ms(links)[at] - after[at] == pytest.approx(2.0 * elsewhere)
 
 

@@ -13,7 +13,7 @@ from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, S
 from adaptive_runtime.offload.split.segments import HomeSegments, Loaded
 from benchmarks.day_played import SlowerHome
 from profiling_agents.messages import ActivationCoding
-from tasks.placement.codings import CodedSubNet
+from tasks.placement.bundled import CodedSubNet
 from tests.support.agents.agent_processes import soon
 from tests.support.links.devices import Array, Reference, ServingDevice, are_in, inputs, same
 
@@ -44,7 +44,7 @@ def test_a_plan_answers_as_the_files_do(
             assert same(found.answer, reference(x))
             assert found.at_home is None
             assert not found.late
-            assert [(leg.device, leg.first, leg.last) for leg in found.legs] == list(plan(*devices).legs)
+            assert [(leg.device, leg.first, leg.last) for leg in found.segments] == list(plan(*devices).segments)
         assert network.counts.wrong == 0
         assert network.counts.checked + network.counts.unchecked > 0
 
@@ -160,5 +160,5 @@ def test_the_link_is_measured_while_it_is_used(split: SplitSubNet, device: Servi
         assert (link.up_mbps or 0) > 0
         assert (link.down_mbps or 0) > 0
         before = network.infer(inputs(split, 1)[0], DEADLINE_MS)
-        assert before.legs[1].peer is not None
-        assert before.legs[1].peer.total_ms >= before.legs[1].peer.computed_ms
+        assert before.segments[1].peer is not None
+        assert before.segments[1].peer.total_ms >= before.segments[1].peer.computed_ms

@@ -50,7 +50,7 @@ def test_an_exit_at_home_answers_and_nothing_is_sent(chain: Path, split: SplitSu
             left = exits[-1] < 2
             assert found.exit == (exits[-1] if left else None)
             assert found.devices == ((HOME,) if left else (HOME, "a"))
-            assert found.legs[0].last == (exits[-1] if left else 1)
+            assert found.segments[0].last == (exits[-1] if left else 1)
         assert set(exits) == {0, 1, 3}
         assert network.counts.exited == sum(exit < 2 for exit in exits)
         assert network.counts.by_device["a"] == exits.count(3)

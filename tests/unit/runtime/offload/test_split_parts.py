@@ -88,7 +88,7 @@ def test_tensors_lie_one_behind_the_other() -> None:
 
 def test_neighbouring_segments_of_a_device_are_one_leg() -> None:
     plan = PlacedSegments(devices=(HOME, "a", "a", "b", HOME))
-    assert [tuple(leg) for leg in plan.legs] == [(HOME, 0, 0), ("a", 1, 2), ("b", 3, 3), (HOME, 4, 4)]
+    assert [tuple(leg) for leg in plan.segments] == [(HOME, 0, 0), ("a", 1, 2), ("b", 3, 3), (HOME, 4, 4)]
     assert plan.peers == {"a", "b"}
 
 
