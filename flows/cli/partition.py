@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Answer, Terminal
@@ -103,39 +103,25 @@ def _output_here(config: PartitionConfig) -> Path:
 
 
 def _show(answer: "PartitionAnswer", terminal: Terminal) -> None:
-    cuts = Table(title=f"cuts of SubNet {answer.network}", title_justify="left")
-    cuts.add_column("cut", justify="right")
-    cuts.add_column("KiB", justify="right")
-    cuts.add_column("values", justify="right")
-    cuts.add_column("operator behind it")
-    for name in answer.devices:
-        cuts.add_column(f"{escape(name)} ms", justify="right")
+    def right(*names: str) -> list[Column]:
+        return [Column(name, justify="right") for name in names]
+
+    times_of = right(*(f"{escape(name)} ms" for name in answer.devices))
+    headers: list[Column | str] = [*right("cut", "KiB", "values"), "operator behind it", *times_of]
+    cuts = Table(*headers, title=f"cuts of SubNet {answer.network}", title_justify="left")
     for cut in answer.cuts:
         last = cut.cut == len(answer.operators)
         own = None if last else answer.operators[cut.cut]
         times = ["" if own is None else f"{own.compute_ms[name]:.4g}" for name in answer.devices]
         what = "the answer" if own is None else f"{own.title} ({own.place})"
         cuts.add_row(str(cut.cut), f"{cut.bytes / KIB:.4g}", str(len(cut.values)), escape(what), *times)
-    plans = Table(title="plans", title_justify="left")
-    for column in ("Mbit/s", "ms", "KiB sent"):
-        plans.add_column(column, justify="right")
-    plans.add_column("operators on devices")
-    if answer.objective == "throughput":
-        plans.add_column("ms between answers")
-    for name in answer.plans[0].others_ms:
-        plans.add_column(f"{name}, ms", justify="right")
+    others_of, throughput = list(answer.plans[0].others_ms), answer.objective == "throughput"
+    headers = [*right("Mbit/s", "ms", "KiB sent"), "operators on devices", *["ms between answers"] * throughput]
+    plans = Table(*headers, *right(*(f"{name}, ms" for name in others_of)), title="plans", title_justify="left")
     for plan in answer.plans:
         period = [] if plan.period_ms is None else [f"{plan.period_ms:.4g} ({plan.bottleneck})"]
-        others = [_number(plan.others_ms.get(name)) for name in answer.plans[0].others_ms]
-        first = (
-            f"{plan.bandwidth_mbps:g}",
-            f"{plan.latency_ms:.4g}",
-            f"{plan.sent_bytes / KIB:.4g}",
-            escape(plan.text),
-        )
-        plans.add_row(*first, *period, *others)
+        others_ms = [plan.others_ms.get(name) for name in others_of]
+        others = ["–" if value is None else f"{value:.4g}" for value in others_ms]
+        sent = f"{plan.sent_bytes / KIB:.4g}"
+        plans.add_row(f"{plan.bandwidth_mbps:g}", f"{plan.latency_ms:.4g}", sent, escape(plan.text), *period, *others)
     terminal.show(cuts, plans)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"

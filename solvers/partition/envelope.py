@@ -7,6 +7,7 @@ extended to two parameters.
 """
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,78 +66,58 @@ def envelope_of(
     links: (D, D) how often a byte from one device to another crosses the links whose bandwidth changes, 0 if that route does
     not change; 1 everywhere by default. loaded: the device whose slow-down changes; None: the coordinator.
     """
-    devices = planner.problem.devices
-    changing = np.asarray(1.0 - np.eye(devices) if links is None else links, float)
+    changing = np.asarray(1.0 - np.eye(planner.problem.devices) if links is None else links, float)
     device = planner.problem.home if loaded is None else loaded
-    found = _Growing(planner, conditions, changing, device)
-    found.grow((_ms_per_byte(high.bandwidth_mbps), _ms_per_byte(low.bandwidth_mbps)), (low.slow_down, high.slow_down))
-    return PlanEnvelope(plans=tuple(found.plans), planes=np.asarray(found.planes), low=low, high=high)
+    u = (_ms_per_byte(high.bandwidth_mbps), _ms_per_byte(low.bandwidth_mbps))
+    s = (low.slow_down, high.slow_down)
+    plans, planes, seen = list[PartitionPlan](), list[Values](), set[tuple[float, ...]]()
+    points, grows = np.asarray(list(product(u, s))), True
+    while grows and len(plans) < MOST_PLANS:
+        grows = False
+        for x, y in points.tolist():
+            key = tuple(round((value - least) / (most - least or 1.0), 9) for value, (least, most) in ((x, u), (y, s)))
+            if key in seen:
+                continue
+            seen.add(key)
+            plan = planner.fastest(_conditions_at(conditions, changing, device, x, y))
+            plane = _plane(plan, conditions, changing, device)
+            latency_ms = float(plane @ (1.0, x, y))
+            known_ms = min((float(other @ (1.0, x, y)) for other in planes), default=np.inf)
+            if not planes or latency_ms < known_ms - CLOSE * abs(known_ms):
+                plans.append(plan)
+                planes.append(plane)
+                grows = True
+        points = _corners(np.asarray(planes), u, s)
+    return PlanEnvelope(plans=tuple(plans), planes=np.asarray(planes), low=low, high=high)
 
 
 def _ms_per_byte(bandwidth_mbps: float) -> float:
     return BITS / (bandwidth_mbps * MEGA * MS)
 
 
-class _Growing:
-    def __init__(
-        self,
-        planner: PartitionPlanner,
-        conditions: PartitionConditions,
-        changing: NDArray[np.float64],
-        loaded: int,
-    ) -> None:
-        self.planner, self.conditions, self.changing, self.loaded = planner, conditions, changing, loaded
-        self.plans: list[PartitionPlan] = []
-        self.planes: list[Values] = []
-        self.seen: set[tuple[float, float]] = set()
+def _conditions_at(
+    conditions: PartitionConditions, changing: NDArray[np.float64], loaded: int, ms_per_byte: float, slow_down: float
+) -> PartitionConditions:
+    """The conditions with this time of a byte on changing links, and this slow-down of the loaded device."""
+    slow_downs = conditions.slow_down.copy()
+    slow_downs[loaded] = slow_down
+    shared_mbps = BITS / (ms_per_byte * np.where(changing > 0, changing, 1.0) * MEGA * MS)
+    bandwidth_mbps = np.where(changing > 0, shared_mbps, conditions.bandwidth_mbps)
+    return replace(conditions, slow_down=slow_downs, bandwidth_mbps=bandwidth_mbps)
 
-    def grow(self, u: tuple[float, float], s: tuple[float, float]) -> None:
-        """Add plans until no corner of the envelope over the box has a better plan."""
-        points = np.asarray([(x, y) for x in u for y in s])
-        while len(self.plans) < MOST_PLANS:
-            new = [(float(x), float(y)) for x, y in points if self._unseen(x, y, u, s)]
-            if not sum([self._plan_at(x, y) for x, y in new]):
-                return
-            points = _corners(np.asarray(self.planes), u, s)
 
-    def _unseen(self, x: float, y: float, u: tuple[float, float], s: tuple[float, float]) -> bool:
-        key = tuple(round((value - low) / (high - low or 1.0), 9) for value, (low, high) in ((x, u), (y, s)))
-        if key in self.seen:
-            return False
-        self.seen.add((key[0], key[1]))
-        return True
-
-    def _plan_at(self, x: float, y: float) -> bool:
-        """Plan at a point; add the plan if it is better there than all known plans. Returns whether it was added."""
-        slow_down = self.conditions.slow_down.copy()
-        slow_down[self.loaded] = y
-        crossings = np.where(self.changing > 0, self.changing, 1.0)
-        shared_mbps = BITS / (x * crossings * MEGA * MS)
-        bandwidth_mbps = np.where(self.changing > 0, shared_mbps, self.conditions.bandwidth_mbps)
-        now = replace(self.conditions, slow_down=slow_down, bandwidth_mbps=bandwidth_mbps)
-        plan = self.planner.fastest(now)
-        plane = self._plane(plan)
-        latency_ms = float(plane @ (1.0, x, y))
-        known_ms = min((float(other @ (1.0, x, y)) for other in self.planes), default=np.inf)
-        if latency_ms >= known_ms - CLOSE * abs(known_ms) and self.planes:
-            return False
-        self.plans.append(plan)
-        self.planes.append(plane)
-        return True
-
-    def _plane(self, plan: PartitionPlan) -> Values:
-        sent = float((plan.bytes * self.changing).sum())
-        row, weights_ms = plan.row, weights(self.conditions)
-        devices = len(plan.compute_ms)
-        kept = row > 0
-        kept[self.loaded] = False
-        kept[devices : devices + devices**2] &= self.changing.ravel() == 0
-        return np.asarray([row[kept] @ weights_ms[kept], sent, plan.compute_ms[self.loaded]])
+def _plane(plan: PartitionPlan, conditions: PartitionConditions, changing: NDArray[np.float64], loaded: int) -> Values:
+    """The latency of a plan as coefficients of 1, the time of a byte, and the slow-down."""
+    row, weights_ms, devices = plan.row, weights(conditions), len(plan.compute_ms)
+    kept = row > 0
+    kept[loaded] = False
+    kept[devices : devices + devices**2] &= changing.ravel() == 0
+    return np.asarray([row[kept] @ weights_ms[kept], (plan.bytes * changing).sum(), plan.compute_ms[loaded]])
 
 
 def _corners(planes: Values, u: tuple[float, float], s: tuple[float, float]) -> Values:
     """The corners (C, 2) of the lower envelope of planes over a box."""
-    box = np.asarray([(x, y) for x in u for y in s])
+    box = np.asarray(list(product(u, s)))
     if len(planes) == 1 or u[0] == u[1] or s[0] == s[1]:
         return box if len(planes) == 1 else _edge_corners(planes, u, s)
     from scipy.spatial import HalfspaceIntersection

@@ -5,7 +5,7 @@ cut of the whole network is a cut of each SubNet. The values that cross the cut,
 presence, for whole populations at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from solvers.tables import Codes
 from tailor_ir.axes import FLOAT_BYTES, Axis
 from tailor_ir.operators.table import OperatorPlace, OperatorTable, running_order
 from tailor_ir.partition.dataflow import INPUT, HandedValue, SubnetDataflow
-from tailor_ir.spaces.presence import ALWAYS, Presence, Producers, Roster, Variables
+from tailor_ir.spaces.presence import ALWAYS, Presence, Roster, Variables
 from tailor_ir.spaces.space import Grids, Structure
 
 
@@ -72,20 +72,39 @@ class PrePartition:
         self, structure: Structure, table: OperatorTable, element_bytes: Mapping[str, int], batch: int
     ) -> None:
         """table: of the same structure and batch. element_bytes: bytes per element of values that are not float32."""
-        self.space, self._structure, self._table, self._batch = structure.space, structure, table, batch
+        self.space, self._table, self._batch = structure.space, table, batch
         places = table.places()
         sources = structure.space.sources
         reads = [[source for name in one.reads for source, _ in sources.all_of(name)] for one in places]
         order = running_order(reads, [one.writes for one in places])
         self.operators: tuple[OperatorPlace, ...] = tuple(places[at] for at in order)
-        readings = self._readings(sources)
+        readings: dict[str, list[ValueReading]] = {}
+        asked = [(at, one.present, name) for at, one in enumerate(self.operators) for name in one.reads]
+        asked += [(len(self.operators), ALWAYS, name) for name in structure.graph.outputs]
+        for position, present, name in asked:
+            for source, chosen in sources.all_of(name):
+                reading = ValueReading(position=position, present=present, chosen=chosen)
+                readings.setdefault(source, []).append(reading)
         writers = dict.fromkeys(structure.graph.inputs, INPUT)
         writers.update((name, at) for at, one in enumerate(self.operators) for name in one.writes)
         grids = Grids(structure.space, batch)
-        self.values = tuple(
-            self._value(name, writers[name], found, grids, element_bytes.get(name, FLOAT_BYTES))
-            for name, found in sorted(readings.items(), key=lambda each: writers[each[0]])
-        )
+        values = []
+        for name in sorted(readings, key=lambda name: writers[name]):
+            axes, bytes_of_one = structure.axis_map.axes[name], element_bytes.get(name, FLOAT_BYTES)
+            variables = grids.variables(axes)
+            elements = grids.rows(axes, variables).prod(axis=1, dtype=np.int64).reshape(grids.shape(variables))
+            values.append(
+                CarriedValue(
+                    name=name,
+                    writer=writers[name],
+                    readings=tuple(readings[name]),
+                    axes=tuple(axes),
+                    element_bytes=bytes_of_one,
+                    variables=variables,
+                    bytes_=elements * bytes_of_one,
+                )
+            )
+        self.values = tuple(values)
 
     @property
     def cuts(self) -> int:
@@ -128,32 +147,6 @@ class PrePartition:
     @cached_property
     def _roster(self) -> Roster:
         return Roster([one.present for one in self.operators])
-
-    def _readings(self, sources: Producers) -> dict[str, list[ValueReading]]:
-        """Value -> its readings."""
-        found: dict[str, list[ValueReading]] = {}
-        asked = [(at, one.present, name) for at, one in enumerate(self.operators) for name in one.reads]
-        asked += [(len(self.operators), ALWAYS, name) for name in self._structure.graph.outputs]
-        for position, present, name in asked:
-            for source, chosen in sources.all_of(name):
-                found.setdefault(source, []).append(ValueReading(position=position, present=present, chosen=chosen))
-        return found
-
-    def _value(
-        self, name: str, writer: int, readings: Sequence[ValueReading], grids: Grids, element_bytes: int
-    ) -> CarriedValue:
-        axes = self._structure.axis_map.axes[name]
-        variables = grids.variables(axes)
-        elements = grids.rows(axes, variables).prod(axis=1, dtype=np.int64)
-        return CarriedValue(
-            name=name,
-            writer=writer,
-            readings=tuple(readings),
-            axes=tuple(axes),
-            element_bytes=element_bytes,
-            variables=variables,
-            bytes_=(elements * element_bytes).reshape(grids.shape(variables)),
-        )
 
     def _crossing(self, codes: Codes, *, count: bool) -> NDArray[np.int64]:
         """Bytes (with `count`: number) of values that cross each cut: sums of changes after writers and last readers."""
