@@ -85,8 +85,8 @@ class _SplitModel:
         classes, confidence, _ = self._sure.step(logits_NK.astype(float), ())
         self._latency_ms = latency_ms = (time.perf_counter() - start_s) * 1e3
         devices = tuple(dict.fromkeys(name for one in answers for name in one.devices))
-        subnets, exits, formats = ((one,) * len(answers) for one in (self.serving.digest, self._exit, FORM))
-        return ModelAnswer(classes, logits_NK, subnets, exits, confidence, latency_ms, formats, devices)
+        subnets, exits = ((one,) * len(answers) for one in (self.serving.digest, self._exit))
+        return ModelAnswer(classes, logits_NK, subnets, exits, confidence, latency_ms, (FORM,) * len(answers), devices)
 
     @property
     def state(self) -> ModelState:

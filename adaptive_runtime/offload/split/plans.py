@@ -94,9 +94,11 @@ class PlacementChoice(Protocol):
         handed_ms: time of the run beyond its segments: arrival of the request, and hand-over to the coordinator's thread and
         back.
         """
+        return
 
     def ran_elsewhere(self, handed_ms: float, coding: ActivationCoding) -> None:
         """Report a run on another device. handed_ms: time beyond the way there and back, mostly for coding values."""
+        return
 
     @property
     def coding(self) -> ActivationCoding | None:

@@ -34,7 +34,7 @@ from adaptive_runtime.offload.split.requests import (
     SplitEvent,
     SplitOptions,
 )
-from adaptive_runtime.offload.split.segments import HomeRun, HomeSegments, Lateness, SplitSubNet
+from adaptive_runtime.offload.split.segments import HomeRun, HomeSegments, SplitSubNet
 from profiling_agents.messages import MOST_WITHIN_MS, ActivationCoding
 from profiling_agents.streams import STEPS, decoded, decoded_all, encoded
 
@@ -78,6 +78,7 @@ def largest_difference(check: SpotCheck, expected: Mapping[str, Array]) -> float
 
 MOST_EVENTS = 1000
 MOST_CHECKS = 16
+FADING = 0.98
 
 
 class SplitRunner:
@@ -115,7 +116,8 @@ class SplitRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._usual_ms: dict[tuple[Route, ActivationCoding], WeightedMean] = {}
         self._suspects: set[str] = set()
-        self._timer_late, self._thread_late = Lateness(), Lateness()
+        self._timer_late_s = self._thread_late_s = 0.0
+        """Recent lateness of the coordinator's own clock and threads: the largest value, which fades."""
 
     async def keep_peers(self) -> None:
         """Keep the connections until cancelled; at the end no request is in flight."""
@@ -287,13 +289,13 @@ class SplitRunner:
             self._timer = loop.call_later(max(away[1] - now_s, 0.0), self._due, away[1])
 
     def _due(self, at_s: float) -> None:
-        self._timer_late.add(time.perf_counter() - at_s)
+        self._timer_late_s = max(time.perf_counter() - at_s, FADING * self._timer_late_s)
         self._dispatch()
 
     @property
     def _spare_s(self) -> float:
         """Time by which the coordinator starts earlier than the times of segments demand."""
-        return self._options.spare_ms * 1e-3 + self._timer_late.largest_s + self._thread_late.largest_s
+        return self._options.spare_ms * 1e-3 + self._timer_late_s + self._thread_late_s
 
     def _by_deadline(self) -> list[tuple[Flight, float]]:
         """Requests that the coordinator is not running, by deadline, and the coordinator's latest start for each [s].
@@ -361,7 +363,7 @@ class SplitRunner:
         run = work.result()
         handed_s = time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3
         self._learn(segment.first, run, (flight.came_s + handed_s) * 1e3)
-        self._thread_late.add(handed_s)
+        self._thread_late_s = max(handed_s, FADING * self._thread_late_s)
         times = SegmentTimes(HOME, segment.first, segment.first + len(run.took_ms) - 1, sum(run.took_ms))
         if run.left is not None:
             flight.leave(times, run.left)

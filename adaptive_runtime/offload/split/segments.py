@@ -146,7 +146,6 @@ def _job(
 
 
 FIRST_RUNS = 5
-FADING = 0.98
 NOT_FP32 = ("use_vulkan_compute", "use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage")
 """Options of ncnn that are switched off."""
 
@@ -161,24 +160,6 @@ class HomeRun(NamedTuple):
     values: dict[str, Array]
     took_ms: tuple[float, ...]
     left: Array | None = None
-
-
-class Lateness:
-    """Recent lateness of the coordinator's own clock and threads [s]: the largest value, which fades."""
-
-    __slots__ = ("_largest",)
-
-    def __init__(self) -> None:
-        self._largest = 0.0
-
-    def add(self, late_s: float) -> None:
-        """Add one observation."""
-        self._largest = max(late_s, FADING * self._largest)
-
-    @property
-    def largest_s(self) -> float:
-        """The spare time that compensates it."""
-        return self._largest
 
 
 class HomeSegments:

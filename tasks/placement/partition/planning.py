@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,7 +254,8 @@ def _plan_row(
     offset_ms: float,
 ) -> PlanRow:
     """The best plan for people, with other methods' latencies. offset_ms: of the coordinator."""
-    problem, names, pipeline = planner.problem, settings.devices, {}
+    problem, names = planner.problem, settings.devices
+    pipeline: dict[str, Any] = {"period_ms": None, "bottleneck": None}
     if settings.objective == "latency":
         found = _fastest(planner, conditions)
     else:

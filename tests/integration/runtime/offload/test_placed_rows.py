@@ -383,7 +383,7 @@ def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> Non
 
 def split_answer(answer: np.ndarray, latency_ms: float = 60.0, devices: tuple[str, ...] = (SERVER,)) -> SplitAnswer:
     """As planned, in time."""
-    return SplitAnswer(answer=answer, latency_ms=latency_ms, devices=devices, legs=(), at_home=None, late=False)
+    return SplitAnswer(answer=answer, latency_ms=latency_ms, devices=devices, segments=(), at_home=None, late=False)
 
 
 def back(answer: SplitAnswer) -> "Future[SplitAnswer]":
