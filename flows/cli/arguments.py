@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from flows.cli.words import COMMANDS, FLAGS, GONE, command_help, general_help
+from flows.cli.words import COMMANDS, FLAGS, command_help, general_help
 from flows.config.validate import nearest
+from tasks.base.earlier import gone
 from tasks.base.errors import UserError
 from tasks.search.choose import FILE_END, FORMS, Question, RuleKind, WinnerRule, pick
 
@@ -126,8 +127,8 @@ def check_action(arguments: Arguments) -> None:
 
 
 def _check_command(command: str) -> None:
-    if command in GONE:
-        raise UserError(f"command '{command}'", "has gone", next_step=f"{GONE[command]} says how it is done without it")
+    if known := gone("command", command):
+        raise known
     if command not in COMMANDS:
         hint = nearest(command, COMMANDS) or "see 'autotailor --help'"
         raise UserError(f"command '{command}'", "is unknown", allowed=", ".join(COMMANDS), next_step=hint)

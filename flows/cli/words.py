@@ -453,14 +453,6 @@ COMMANDS = {
 }
 """The commands."""
 
-GONE = {
-    "backup": "docs/operations.md#backups",
-    "restore": "docs/operations.md#the-way-back",
-    "health": "docs/operations.md#health",
-}
-"""Commands that earlier versions had, and the page that says how the same is done without them."""
-
-
 WIDTH = 118
 """Width of running text [columns]."""
 

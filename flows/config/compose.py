@@ -18,7 +18,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flows.config.validate import SEE_HELP, config_groups, gone, nearest
+from flows.config.validate import SEE_HELP, config_groups, nearest
+from tasks.base.earlier import gone
 from tasks.base.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
@@ -169,7 +170,7 @@ def _explain(message: str, overrides: Sequence[str], known: Any, groups: Groups)
 
 
 def _unknown_key(key: str, overrides: Sequence[str], known: Any) -> UserError:
-    if line := gone(key):
+    if line := gone("option", key):
         return line
     groups = config_groups()
     if key in groups:

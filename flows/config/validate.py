@@ -8,18 +8,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 import conf
+from tasks.base.earlier import gone
 from tasks.base.errors import UserError
 
 MOST_TOLD = 5
 SEE_HELP = "see 'autotailor --help'"
 Model = TypeVar("Model", bound=BaseModel)
-
-GONE = {
-    "search.placement": "a bundle with SubNets over devices is made by export.bundle=true export.placed=true "
-    "partition.devices=[HOME,DEVICE]",
-    "search.partition": "links and limits of SubNets over devices are options of partition",
-}
-"""Options that earlier versions had, and the options that take their place."""
 
 ALLOWED = {
     "greater_than": "greater than {gt:g}",
@@ -73,7 +67,7 @@ def _explain(model: type[BaseModel], fault: dict[str, Any]) -> UserError:
     where = ".".join(str(part) for part in fault["loc"]) or "config"
     kind, context = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
-        if known := gone(where):
+        if known := gone("option", where):
             return known
         options = _options(model, fault["loc"][:-1])
         hint = nearest(str(fault["loc"][-1]), options) or SEE_HELP
@@ -110,12 +104,6 @@ def config_groups(own: Path | None = None) -> dict[str, list[str]]:
         for file in root.glob("*/*.yaml"):
             options.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(options[group]) for group in sorted(options)}
-
-
-def gone(option: str) -> UserError | None:
-    """The line for an option that earlier versions had; None for any other option."""
-    found = next((name for name in GONE if f"{option}.".startswith(f"{name}.")), None)
-    return None if found is None else UserError(f"option '{option}'", "has gone", next_step=GONE[found])
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

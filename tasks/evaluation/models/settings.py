@@ -8,28 +8,16 @@ import importlib.util
 import json
 import os
 import re
-import sys
 import zipfile
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tasks.base.artifacts import OutsideKey
+from tasks.base.earlier import name_now
 from tasks.base.errors import UserError
 from tasks.evaluation.models.own_code import source_of
-
-EARLIER_NAMES = {
-    "conf.networks.deeplab:network": "conf.networks.segmentation:deeplab",
-    "conf.networks.lraspp:network": "conf.networks.segmentation:lraspp",
-    "conf.networks.pyramids:network": "conf.networks.segmentation:pyramid",
-    "conf.networks.super_resolution:network": "conf.networks.restoration:super_resolution",
-    "conf.networks.unet:network": "conf.networks.restoration:unet",
-    "conf.networks.mobilenetv3:network": "conf.networks.once_for_all:mobilenetv3",
-    "conf.networks.proxyless:network": "conf.networks.once_for_all:proxyless",
-}
-"""Names of own networks in version 0.16, and their names now."""
 
 
 class ModelSettings(BaseModel):
@@ -72,7 +60,7 @@ class ModelSettings(BaseModel):
     @field_validator("name")
     @classmethod
     def _take_an_earlier_name(cls, name: str) -> str:
-        return _now_called(name) if name in EARLIER_NAMES else name
+        return name_now("network", "model.name", name)
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSettings":
@@ -225,11 +213,3 @@ def _unknown_to_timm(name: str) -> tuple[str, str] | None:
     known = sorted({found for source in sources for found in REGISTERED.findall(source)})
     near = difflib.get_close_matches(plain, known, n=3, cutoff=0.4)
     return f"timm has no network '{name}'", f"for example {', '.join(near)}" if near else "those of timm.list_models()"
-
-
-@cache
-def _now_called(name: str) -> str:
-    """The name now of a network that had another name in version 0.16; said once."""
-    now = EARLIER_NAMES[name]
-    print(f"autotailor: model.name '{name}' is now '{now}'; the next version refuses the old name", file=sys.stderr)
-    return now

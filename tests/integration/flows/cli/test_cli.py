@@ -12,9 +12,10 @@ import pytest
 from flows.cli import main
 from flows.cli.arguments import parse
 from flows.cli.commands import stage_table
-from flows.cli.words import COMMANDS, FLAGS, GONE
+from flows.cli.words import COMMANDS, FLAGS
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups
+from tasks.base.earlier import EARLIER_NAMES, EarlierName
 from tests.support.docs.documents import ROOT, anchors
 from tests.support.hidden_modules import hide
 from tests.support.ports import refusing_port
@@ -116,10 +117,11 @@ def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, mon
     assert all(validate(model, compose_config(root, overrides)) for overrides in sweep)
 
 
-@pytest.mark.parametrize(("name", "page"), GONE.items())
+@pytest.mark.parametrize("earlier", [one for one in EARLIER_NAMES if one.kind == "command"])
 def test_a_command_that_has_gone_is_one_line_with_the_page_that_takes_its_place(
-    name: str, page: str, capsys: pytest.CaptureFixture[str]
+    earlier: EarlierName, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    name, page = earlier.name, earlier.advice.split()[0]
     for words in ([name], [name, "FOLDER", "keep=14"], [name, "--help"]):
         assert main(words) == 2
         shown = capsys.readouterr()

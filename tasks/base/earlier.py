@@ -1,0 +1,74 @@
+"""Names of earlier versions, in one table: a name that has a new one works for one version; a name that has gone is refused.
+
+Both cases are one line for the user.
+"""
+
+import sys
+from functools import cache
+from typing import Literal, NamedTuple
+
+from tasks.base.errors import UserError
+
+EarlierKind = Literal["command", "option", "network"]
+
+
+class EarlierName(NamedTuple):
+    """A name of earlier versions. since: the first version without it. now: the new name, or else the advice."""
+
+    kind: EarlierKind
+    name: str
+    since: str
+    now: str = ""
+    advice: str = ""
+
+
+EARLIER_NAMES = (
+    *(
+        EarlierName("command", name, "0.17", advice=f"docs/operations.md#{page} says how it is done without it")
+        for name, page in {"backup": "backups", "restore": "the-way-back", "health": "health"}.items()
+    ),
+    EarlierName(
+        "option",
+        "search.placement",
+        "0.18",
+        advice="a bundle with SubNets over devices is made by export.bundle=true export.placed=true "
+        "partition.devices=[HOME,DEVICE]",
+    ),
+    EarlierName(
+        "option",
+        "search.partition",
+        "0.18",
+        advice="links and limits of SubNets over devices are options of partition",
+    ),
+    *(
+        EarlierName("network", f"conf.networks.{name}", "0.18", now=f"conf.networks.{now}")
+        for name, now in {
+            "deeplab:network": "segmentation:deeplab",
+            "lraspp:network": "segmentation:lraspp",
+            "pyramids:network": "segmentation:pyramid",
+            "super_resolution:network": "restoration:super_resolution",
+            "unet:network": "restoration:unet",
+            "mobilenetv3:network": "once_for_all:mobilenetv3",
+            "proxyless:network": "once_for_all:proxyless",
+        }.items()
+    ),
+)
+
+
+def gone(kind: EarlierKind, name: str) -> UserError | None:
+    """The line for a name that has gone, or for an option below such a name; None for any other name."""
+    for one in EARLIER_NAMES:
+        if one.kind == kind and one.advice and f"{name}.".startswith(f"{one.name}."):
+            return UserError(f"{kind} '{name}'", "has gone", next_step=one.advice)
+    return None
+
+
+@cache
+def name_now(kind: EarlierKind, option: str, name: str) -> str:
+    """The new name, with one line about it per process; the name itself if it is no earlier name. option: has the name."""
+    for one in EARLIER_NAMES:
+        if one.kind == kind and one.now and one.name == name:
+            line = f"autotailor: {option} '{name}' is now '{one.now}'; the next version refuses the old name"
+            print(line, file=sys.stderr)
+            return one.now
+    return name
