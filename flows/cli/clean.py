@@ -11,7 +11,7 @@ from rich.table import Table
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Answer, Terminal
 from flows.storage import LockAddress, OutputPlace, local_folder
-from flows.storage.cleaning import FolderCleaner, Leftover, OutputCleaner, UrlCleaner
+from flows.storage.cleaning import FolderCleaner, Leftover, UrlCleaner
 from flows.storage.mirror import mirror_of
 from tasks.base.errors import UserError
 
@@ -53,7 +53,7 @@ def execute(arguments: Arguments, config: CleanConfig) -> Answer:
     return {"output_dir": str(config.output_dir), "found": rows}
 
 
-def _cleaner(config: CleanConfig) -> OutputCleaner:
+def _cleaner(config: CleanConfig) -> FolderCleaner | UrlCleaner:
     older_than_s, mirror = DAY_S * config.older_than_days, mirror_of(config.output_dir)
     if mirror is None:
         return FolderCleaner(local_folder(config.output_dir), older_than_s, config.stages, config.locks)
@@ -93,9 +93,8 @@ def _show(config: CleanConfig, rows: Sequence[Mapping[str, Any]], terminal: Term
     for row in rows:
         days = "–" if row["oldest_days"] is None else f"{row['oldest_days']:.1f}"
         meaning = f"{KINDS[row['kind']]}; {meanings[row['state']]}"
-        table.add_row(
-            row["kind"], row["state"], str(row["count"]), f"{row['bytes'] / 2**20:.1f}", days, escape(meaning)
-        )
+        mib = f"{row['bytes'] / 2**20:.1f}"
+        table.add_row(row["kind"], row["state"], str(row["count"]), mib, days, escape(meaning))
     terminal.show(table)
     if not rows:
         terminal.say(f"nothing is left in '{config.output_dir}'")

@@ -11,7 +11,7 @@ from rich.table import Table
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Answer, Terminal, age
 from flows.storage import SIGN, OutputPlace, is_shared, local_folder
-from flows.storage.mirror import SharedTables
+from flows.storage.mirror import shared_tables
 from flows.storage.objects import open_objects
 from tasks.base.errors import UserError
 from tasks.measuring.lut import LutStore, ProfilingMethod
@@ -51,16 +51,15 @@ def execute(arguments: Arguments, config: LutConfig) -> Answer:
 
 def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     tables: Sequence[Answer] = show(config.filter.apply(_store_here(config.store).rows()))
-    overview = Table(title=escape(f"look-up tables in {config.store}"), title_justify="left")
-    overview.add_column("device")
-    overview.add_column("method")
+    overview = Table("device", "method", title=escape(f"look-up tables in {config.store}"), title_justify="left")
     columns = COUNTS | (ENERGY if any(one["with_energy"] for one in tables) else {})
     for column in ("batch", *columns.values(), "age"):
         overview.add_column(column, justify="right")
     for one in tables:
         batches = ", ".join(map(str, one["batches"])) or "–"
         counts = (str(one[key]) for key in columns)
-        ages = dict.fromkeys(_age(one[key]) for key in ("newest", "oldest"))
+        moments = (datetime.fromisoformat(one[key]) for key in ("newest", "oldest"))
+        ages = dict.fromkeys(age((datetime.now(UTC) - moment).total_seconds()) for moment in moments)
         device = f"{escape(one['device'])}\n[dim]{escape(one['description'])}[/]"
         overview.add_row(device, one["method"], batches, *counts, " – ".join(ages))
     terminal.show(overview)
@@ -70,8 +69,7 @@ def _show(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answ
 
 
 def _show_operators(one: Answer, terminal: Terminal) -> None:
-    table = Table(title=escape(one["device"]), title_justify="left")
-    table.add_column("operator")
+    table = Table("operator", title=escape(one["device"]), title_justify="left")
     columns = COUNTS | (ENERGY if one["with_energy"] else {})
     for column in (*columns.values(), "median spread"):
         table.add_column(column, justify="right")
@@ -87,15 +85,11 @@ def _show_operators(one: Answer, terminal: Terminal) -> None:
         terminal.say(f"… and {len(lines) - FAILURES_SHOWN} more (--json FILE has them all)")
 
 
-def _age(moment: str) -> str:
-    return age((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
-
-
 def _diff(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     first, second = (config.filter.apply(_table(config.store, word)) for word in words)
     result: Answer = diff(first, second)
-    table = Table(title=escape(f"{result['devices'][1]} relative to {result['devices'][0]}"), title_justify="left")
-    table.add_column("operator")
+    title = f"{result['devices'][1]} relative to {result['devices'][0]}"
+    table = Table("operator", title=escape(title), title_justify="left")
     for column in ("shared", "median", "lowest", "highest"):
         table.add_column(column, justify="right")
     table.add_column("worst")
@@ -146,10 +140,8 @@ def _export(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> An
 def _merge(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> Answer:
     for word in words:
         if SIGN in word:
-            got = f"got '{word}'"
-            raise UserError(
-                "lut merge", got, allowed="folders", next_step="a run brings its own tables to output_dir=URL"
-            )
+            hint = "a run brings its own tables to output_dir=URL"
+            raise UserError("lut merge", f"got '{word}'", allowed="folders", next_step=hint)
     *sources, target = (Path(word) for word in words)
     if any(source.resolve() == target.resolve() for source in sources):
         raise UserError("lut merge", f"'{target}' is a source and where it goes", next_step="name another folder last")
@@ -177,7 +169,7 @@ def _compact(config: LutConfig, words: tuple[str, ...], terminal: Terminal) -> A
 def _store_here(place: Path | str) -> LutStore:
     """A store of tables; for a URL, a local copy of its current content. UserError if the URL cannot be reached."""
     if is_shared(place):
-        SharedTables(open_objects(str(place)), "", local_folder(place)).fetch()
+        shared_tables(open_objects(str(place)), "", local_folder(place)).fetch()
     return LutStore(local_folder(place))
 
 

@@ -20,12 +20,12 @@ import signal
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -42,10 +42,8 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise UserError(
-            f"cache folder '{folder}'", reason, next_step="set XDG_CACHE_HOME to a folder you own"
-        ) from error
+        got, hint = f"cannot be written ({error.strerror})", "set XDG_CACHE_HOME to a folder you own"
+        raise UserError(f"cache folder '{folder}'", got, next_step=hint) from error
 
 
 def prefect_home() -> Path:
@@ -88,54 +86,67 @@ def quick_imports() -> Iterator[None]:
 POLL_SECONDS = 0.2
 
 
-def _try_lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+class Locks(Protocol):
+    """Named locks between processes. A lock ends with its block, or when the process that holds it ends for any reason.
 
-
-@contextmanager
-def only_run(output: Path, *, shared: bool = False) -> Iterator[None]:
-    """Exclusive use of an output folder, or use together with other `shared` runs.
-
-    UserError: another run has exclusive use, others share it and this one does not, or it cannot be written.
+    Backends: files of this machine (`FileLocks`), sessions of PostgreSQL (`flows.storage.sharing.database`), and leases of
+    objects at a URL (`flows.storage.leases`).
     """
-    where = f"output folder '{output}'"
-    other = "choose another with output_dir=PATH"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        descriptor = _try_lock(output / ".lock", fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    except OSError as error:
-        raise UserError(where, f"cannot be written ({error.strerror})", next_step=other) from error
-    if descriptor is None:
-        raise UserError(where, "is in use by another run", next_step=f"wait for it or {other}")
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+
+    def held(self, name: str, say: Callable[[str], None] = print) -> AbstractContextManager[int]:
+        """Hold a lock until the block ends; waits while another holder has it.
+
+        Yields the number of the holder where the backend counts them, else 0. say: is called with the holder that it waits
+        for, where the backend knows it.
+        """
 
 
-@contextmanager
-def in_turn(what: str) -> Iterator[None]:
+@dataclass(frozen=True, slots=True)
+class FileLocks(Locks):
+    """Locks of files in a folder, which the kernel releases when their holder dies."""
+
+    folder: Path
+
+    @contextmanager
+    def held(self, name: str, say: Callable[[str], None] = print) -> Iterator[int]:
+        """Hold a lock until the block ends; waits while another process or thread has it."""
+        from filelock import FileLock  # on demand: few commands lock
+
+        with FileLock(
+            self.folder / f"{digest_of(name)}.lock", mode=0o600, thread_local=False, poll_interval=POLL_SECONDS
+        ):
+            yield 0
+
+
+def in_turn(what: str) -> AbstractContextManager[int]:
     """Exclusive use of a resource on this machine; waits for its turn.
 
     what: name of the resource: a device's address, one name for all devices that run on this machine, a database.
     """
     folder = cache_folder() / "locks"
     folder.mkdir(exist_ok=True, mode=0o700)
-    while (descriptor := _try_lock(folder / f"{digest_of(what)}.lock")) is None:
-        time.sleep(POLL_SECONDS)
-    try:
+    return FileLocks(folder).held(what)
+
+
+@contextmanager
+def only_run(output: Path, *, shared: bool = False) -> Iterator[None]:
+    """Exclusive use of an output folder, or use together with other `shared` runs.
+
+    The kernel's own lock has both modes on the folder's file; `filelock` has only the exclusive one.
+    UserError: another run has exclusive use, others share it and this one does not, or it cannot be written.
+    """
+    where, other = f"output folder '{output}'", "choose another with output_dir=PATH"
+    with ExitStack() as stack:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(output / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(where, "is in use by another run", next_step=f"wait for it or {other}") from None
+        except OSError as error:
+            raise UserError(where, f"cannot be written ({error.strerror})", next_step=other) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 WAIT_SECONDS = 10.0

@@ -125,7 +125,7 @@ def _serve() -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop when standard input closes, which happens when the parent ends, for whatever reason."""
+    """Stop when standard input closes: the parent has ended."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_SECONDS)

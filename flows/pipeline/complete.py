@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flows.pipeline.stages.levels import readable_policies
     from flows.pipeline.stages.spec import StageSpec
     from flows.pipeline.stages.winners import readable_exports
-    from flows.storage.sharing.database import run_locks
+    from flows.storage.sharing import run_locks
 else:
     globals().update(later_names(__file__))
 
@@ -41,7 +41,6 @@ REPORT = "report"
 CODE = (
     "tasks.report.gather",
     "tasks.report.page",
-    "tasks.placement.partition.planning",
     "tasks.placement.partition.planning",
 )
 """Modules that make a report, with the plans that it gets."""
@@ -85,7 +84,10 @@ def found_again(table: Sequence[StageSpec], config: FlowConfig) -> dict[str, Any
     folder = config.run_folder(REPORT)
     try:
         known = CompleteRun.read(folder / COMPLETE_FILE)
-        is_same = known.report == _report_in(folder) and known.code == _code() and _is_told(config, known)
+        address = address_of(config.tracking.uri)
+        file = database_of(address.uri)  # MLflow must have the run in a file that still exists
+        is_told = str(address) == known.tracking and file is not None and file.is_file()
+        is_same = known.report == _report_in(folder) and known.code == _code() and is_told
     except (UserError, OSError):
         is_same = False
     if not is_same:
@@ -102,21 +104,9 @@ def found_again(table: Sequence[StageSpec], config: FlowConfig) -> dict[str, Any
     console, report = PlainConsole(stderr=True), read_json(folder / DATA_FILE)
     for row in expected:
         console.print(f"{row.stage}: found complete", markup=False, highlight=False)
+    places = {"report_html": str(config.folder / PAGE_FILE), "run": str(folder)}
     stages = [{**row, "cached": True} for row in report["stages"]]
-    return {
-        "report_html": str(config.folder / PAGE_FILE),
-        "run": str(folder),
-        **report,
-        "stages": stages,
-        **known.result,
-    }
-
-
-def _is_told(config: FlowConfig, known: CompleteRun) -> bool:
-    """Whether MLflow has the run in a file that still exists."""
-    address = address_of(config.tracking.uri)
-    file = database_of(address.uri)
-    return str(address) == known.tracking and file is not None and file.is_file()
+    return {**places, **report, "stages": stages, **known.result}
 
 
 def _report_in(folder: Path) -> dict[str, str]:
@@ -127,8 +117,4 @@ def _code() -> str:
     """A digest of the code, the templates and the libraries that make a report."""
     rooms = (Path(tasks.report.__file__).parent, Path(tasks.base.pages.__file__).parent)
     texts = (file for room in rooms for end in ("html", "css", "js", "svg") for file in sorted(room.rglob(f"*.{end}")))
-    return digest_of(
-        code_version(*CODE),
-        [sha256_of(file) for file in texts],
-        library_versions(),
-    )
+    return digest_of(code_version(*CODE), [sha256_of(file) for file in texts], library_versions())

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
 from urllib.parse import urlsplit
 
 from adaptive_runtime.base.telemetry import span
@@ -27,7 +26,7 @@ class Devices:
     def __init__(
         self,
         profiles: Mapping[str, DeviceProfile],
-        turn: Callable[[str], AbstractContextManager[None]] = in_turn,
+        turn: Callable[[str], AbstractContextManager[object]] = in_turn,
     ) -> None:
         """turn: gives exclusive use of a device that other machines can also reach."""
         self.profiles = dict(profiles)
@@ -129,7 +128,9 @@ class Devices:
                 with ExitStack() as stack:
                     clients = tuple(self._connect(name, stack))
                     for client in clients:
-                        client.around_batch = partial(_batch_span, name)
+                        client.around_batch = lambda models: span(
+                            "device batch", holds=False, device=name, models=models
+                        )
                     self._connected[name] = clients, stack.pop_all()
             return self._connected[name][0]
 
@@ -142,22 +143,15 @@ class Devices:
         profile = self.profiles[name]
         for url in profile.urls:
             yield stack.enter_context(AgentClient(url, _token(name, profile), ca_file=profile.ca_file))
+        cores = None if profile.cores is None else ",".join(map(str, profile.cores))
+        given = {"provider": profile.provider, "cores": cores, "pin-mhz": profile.pin_mhz}
         options = ["--precision", profile.precision]
-        if profile.provider is not None:
-            options.append(f"--provider={profile.provider}")
-        if profile.cores is not None:
-            options.append(f"--cores={','.join(map(str, profile.cores))}")
-        if profile.pin_mhz is not None:
-            options.append(f"--pin-mhz={profile.pin_mhz}")
+        options += [f"--{name}={value}" for name, value in given.items() if value is not None]
         if profile.ssh is not None:
             target = profile.ssh.target()
             yield stack.enter_context(ssh_agent(target, profile.backend, profile.threads, options=options))
         elif profile.is_here:
             yield stack.enter_context(local_agent(profile.backend, profile.threads, options=options))
-
-
-def _batch_span(device: str, models: int) -> AbstractContextManager[None]:
-    return span("device batch", holds=False, device=device, models=models)
 
 
 def share_cores(profiles: Sequence[DeviceProfile]) -> bool:
@@ -169,17 +163,13 @@ def share_cores(profiles: Sequence[DeviceProfile]) -> bool:
 
 
 def _token(name: str, profile: DeviceProfile) -> str:
-    where = f"device.{name}.token_file" if profile.token_file else f"device.{name}.token_env"
-    if profile.token_file:
-        try:
-            token = profile.token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = f"'{profile.token_file}' cannot be read"
-            raise UserError(where, reason, next_step="copy the token file of the agent here") from error
-    else:
-        assert profile.token_env is not None
-        token = os.environ.get(profile.token_env, "").strip()
+    file, variable = profile.token_file, profile.token_env
+    where = f"device.{name}.token_file" if file else f"device.{name}.token_env"
+    try:
+        token = (file.read_text(encoding="utf-8") if file else os.environ.get(variable or "", "")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(where, f"'{file}' cannot be read", next_step="copy the token file of the agent here") from error
     if not token:
-        source = f"'{profile.token_file}' is empty" if profile.token_file else f"${profile.token_env} is not set"
-        raise UserError(where, source, next_step="put the agent's token there")
+        got = f"'{file}' is empty" if file else f"${variable} is not set"
+        raise UserError(where, got, next_step="put the agent's token there")
     return token

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -72,18 +71,27 @@ class Output:
     mended: tuple[str, ...] = ()
     """A line for each damaged file that was set aside before."""
 
+    @classmethod
+    def of(cls, stage: str, folder: StageFolder, *, cached: bool) -> Output:
+        """The output of a stage in its complete folder."""
+        place, result = folder.final, folder.result()
+        return cls(
+            stage=stage,
+            key=place.name,
+            folder=place,
+            result=result,
+            seconds=result[SECONDS],
+            cached=cached,
+            mended=folder.mended,
+        )
+
     def row(self) -> StageRow:
         """Name, duration and origin, for the report."""
         return {"stage": self.stage, "seconds": self.seconds, "cached": self.cached}
 
     def summary(self) -> StageSummary:
         """The stage as JSON."""
-        return {
-            **self.row(),
-            "key": self.key,
-            "folder": str(self.folder),
-            "result": self.result,
-        }
+        return {**self.row(), "key": self.key, "folder": str(self.folder), "result": self.result}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +131,7 @@ class Surroundings:
         workers: EvaluationWorkers | None = None,
         mirror: Mirror | None = None,
     ) -> None:
-        self.store = store
-        self.devices = devices
-        self.workers = workers
-        self.mirror = mirror
+        self.store, self.devices, self.workers, self.mirror = store, devices, workers, mirror
 
     def found(self, stage: StageRun) -> StageFolder:
         """The folder of a stage of a run."""
@@ -141,7 +146,7 @@ class Surroundings:
 
     def is_known(self, stage: str) -> bool:
         """Whether a stage of this name was ever completed, under any key."""
-        return bool(self.store.finished(stage)) or (self.mirror is not None and self.mirror.has_stage(stage))
+        return bool(self.store.finished(stage)) or (self.mirror is not None and bool(self.mirror.stages(stage)))
 
 
 class Run(Surroundings):
@@ -150,11 +155,7 @@ class Run(Surroundings):
     def __init__(self, around: Surroundings, tracker: Tracker, bars: Bars, folder: Path, locks: RunLocks) -> None:
         """folder: of the run, named by its key."""
         super().__init__(around.store, around.devices, around.workers, around.mirror)
-        self.tracker = tracker
-        self.bars = bars
-        self.folder = folder
-        self.locks = locks
-        self.key = folder.name
+        self.tracker, self.bars, self.folder, self.locks, self.key = tracker, bars, folder, locks, folder.name
         self.stage_list = StageList(folder)
         self.outputs: list[Output] = []
         self.progress = RunProgress()
@@ -205,7 +206,10 @@ class Run(Surroundings):
         """A stage locked by this worker: worked if incomplete, and logged to MLflow if it was not yet."""
         told = tell is not None and self.tracker.has_told(stage.name, key)
         folder = self.store.open_stage(stage.name, key, anew=stage.anew and not told)
-        say = partial(self._say, stage.name)
+
+        def say(line: str) -> None:
+            self.bars.console.print(f"{stage.name}: {line}", markup=False, highlight=False, soft_wrap=True)
+
         for line in folder.mended:
             say(line)
         with self.mirror.turn(folder, say) if self.mirror else nullcontext():
@@ -213,24 +217,13 @@ class Run(Surroundings):
             run_id = None if told and cached else self.tracker.start_stage(stage.name, key)
             if run_id and not cached:
                 self._work(stage, body, folder, run_id)
-        output = Output(
-            stage=stage.name,
-            key=key,
-            folder=folder.final,
-            result=folder.result(),
-            seconds=folder.result()[SECONDS],
-            cached=cached,
-            mended=folder.mended,
-        )
+        output = Output.of(stage.name, folder, cached=cached)
         if run_id:
             self._track(stage, output, run_id)
             if tell:
                 tell(output)
                 self.tracker.set_told(run_id)
         return output
-
-    def _say(self, stage: str, line: str) -> None:
-        self.bars.console.print(f"{stage}: {line}", markup=False, highlight=False, soft_wrap=True)
 
     def _work(self, stage: StageRun, body: Body, folder: StageFolder, run_id: str) -> None:
         """Run the body and publish its result; the stage's MLflow run records how it ended."""
@@ -247,7 +240,8 @@ class Run(Surroundings):
             if self.locks.is_lost:
                 self.locks.check()  # raises; folder and MLflow run may belong to another worker by now
             self.tracker.finish(run_id, "KILLED" if is_interruption(error) else "FAILED")
-            _remove_if_empty(folder.path)
+            if not any(folder.path.iterdir()):  # it refused its input before writing anything
+                folder.path.rmdir()
             if what := shortage(error):
                 raise UserError(stage.name, what, next_step=MAKE_ROOM) from error
             raise
@@ -256,9 +250,8 @@ class Run(Surroundings):
 
     def _track(self, stage: StageRun, output: Output, run_id: str) -> None:
         self.tracker.log_params(run_id, stage.settings)
-        self.tracker.tag(
-            run_id, {"autotailor.cached": str(output.cached).lower(), "autotailor.folder": str(output.folder)}
-        )
+        cached, folder = str(output.cached).lower(), str(output.folder)
+        self.tracker.tag(run_id, {"autotailor.cached": cached, "autotailor.folder": folder})
         for name in stage.artifacts:
             self.tracker.log_artifact(run_id, output.folder, name)
         if stage.registered:
@@ -267,9 +260,3 @@ class Run(Surroundings):
         known = numbers(output.result) | {SECONDS: output.seconds}
         self.tracker.log_series(run_id, {name: [value] for name, value in known.items()})
         self.tracker.finish(run_id)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a stage that refused its input before writing anything."""
-    if not any(folder.iterdir()):
-        folder.rmdir()

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flows.machine import Locks
 from flows.storage.objects import Objects
 from tasks.base.errors import UserError
 
@@ -53,7 +54,7 @@ class Holding(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Locks:
+class LeaseLocks(Locks):
     """The locks at a URL. lease_s: of locks held from here [s]. poll_s: interval between checks while waiting [s]."""
 
     objects: Objects
@@ -62,8 +63,7 @@ class Locks:
 
     @contextmanager
     def held(self, name: str, say: Callable[[str], None] = print) -> Iterator[int]:
-        """Hold a lock until the block ends; waits while another holder has it. Yields its number; later holders have higher
-        ones.
+        """Hold a lock until the block ends; waits while another holder has it. Later holders have higher numbers.
 
         say: is called once with the holder that it waits for. UserError if the storage cannot be reached.
         """
@@ -118,11 +118,11 @@ class Locks:
             is_free = number == 0 or (found is not None and found.free) or time.monotonic() - since > lease_s
             if is_free and self._is_made(name, number + 1, own):
                 if self.is_latest(name, number + 1):
-                    self._forget(name, number)
+                    for earlier in range(max(1, number - 1), number + 1):
+                        self.objects.remove(_object(name, earlier))
                     return number + 1, own
-                self.objects.remove(
-                    _object(name, number + 1)
-                )  # later holders came first and had already removed this number
+                # later holders came first and had already removed this number
+                self.objects.remove(_object(name, number + 1))
             if found and not is_free and not said:
                 say(f"waits for process {found.process} of {found.machine}, which works on it")
                 said = True
@@ -140,11 +140,6 @@ class Locks:
             return True
         found = _holding(self.objects.read(_object(name, number)) or b"")
         return found is not None and found.holder == own.holder
-
-    def _forget(self, name: str, number: int) -> None:
-        """Remove the objects of earlier holders."""
-        for earlier in range(max(1, number - 1), number + 1):
-            self.objects.remove(_object(name, earlier))
 
     def _beat(self, name: str, number: int, own: Holding, ends: threading.Event) -> None:
         """Report repeatedly that the holder lives. If the storage is unreachable for too long, the lock is lost."""

@@ -34,7 +34,7 @@ from flows.storage import (
     local_folder,
     publishing,
 )
-from flows.storage.leases import Locks
+from flows.storage.leases import LeaseLocks
 from flows.storage.objects import Objects, open_objects
 from flows.storage.publishing import UnfinishedStage, announced
 from tasks.base.artifacts import RESULT_FILE, StageFolder, digest_of, json_bytes, write_bytes
@@ -55,20 +55,18 @@ class SharedFiles:
     """Files that never change, in a local folder and at a URL."""
 
     def __init__(self, objects: Objects, name: str, folder: Path, files: str, names: re.Pattern[str]) -> None:
-        """name: the folder at the URL; "": the URL itself. files: a glob of local files. names: pattern of the files that
-        count.
-        """
-        self._objects = objects
-        self._name = name
-        self._folder = folder
-        self._files = files
-        self._names = names
+        """name: the folder at the URL; "": the URL itself. files: a glob of local files. names: pattern of files that count."""
+        self._objects, self._name, self._folder, self._files, self._names = objects, name, folder, files, names
 
     def fetch(self) -> int:
         """Download the missing files, and return their number. Files that were set aside here as damaged are skipped."""
-        missing = [part for part in self._there() if not self._is_known(self._folder / part)]
-        for part in missing:
-            file = self._folder / part
+        files = {part: self._folder / part for part in self._there()}
+        missing = {
+            part: file
+            for part, file in files.items()
+            if not file.exists() and not file.with_name(file.name + DAMAGED_END).exists()
+        }
+        for part, file in missing.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             arriving = file.with_name(f".{file.name}.tmp")
             if self._objects.download(self._at(part), arriving):
@@ -91,32 +89,22 @@ class SharedFiles:
     def _at(self, part: str) -> str:
         return f"{self._name}/{part}".lstrip("/")
 
-    @staticmethod
-    def _is_known(file: Path) -> bool:
-        return file.exists() or file.with_name(file.name + DAMAGED_END).exists()
 
-
-class SharedTables(SharedFiles):
+def shared_tables(objects: Objects, name: str, folder: Path) -> SharedFiles:
     """The look-up tables in a local folder and at a URL."""
-
-    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
-        super().__init__(objects, name, folder, f"*/{PARTS}", PART)
+    return SharedFiles(objects, name, folder, f"*/{PARTS}", PART)
 
 
-class SharedNights(SharedFiles):
+def shared_nights(objects: Objects, name: str, folder: Path) -> SharedFiles:
     """The records of nights in a local folder and at a URL."""
-
-    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
-        super().__init__(objects, name, folder, "*.json", NIGHT)
+    return SharedFiles(objects, name, folder, "*.json", NIGHT)
 
 
 class SharedLines:
     """The measured SubNets in a local folder and at a URL."""
 
     def __init__(self, objects: Objects, name: str, folder: Path) -> None:
-        self._objects = objects
-        self._name = name
-        self._folder = folder
+        self._objects, self._name, self._folder = objects, name, folder
 
     def fetch(self) -> int:
         """Download the missing pieces, append their lines to the records, and return their number. Damaged ones are skipped."""
@@ -183,10 +171,10 @@ class Mirror:
     def __init__(self, objects: Objects, folder: Path) -> None:
         self.objects = objects
         self.folder = folder
-        self.locks = Locks(objects.unhindered())
+        self.locks = LeaseLocks(objects.unhindered())
         self.bring_s = BRING_SECONDS
-        self.tables = SharedTables(objects, TABLES_FOLDER, folder / TABLES_FOLDER)
-        self.nights = SharedNights(objects, NIGHTS_FOLDER, folder / NIGHTS_FOLDER)
+        self.tables = shared_tables(objects, TABLES_FOLDER, folder / TABLES_FOLDER)
+        self.nights = shared_nights(objects, NIGHTS_FOLDER, folder / NIGHTS_FOLDER)
         self._lines = SharedLines(objects, SUBNETS_FOLDER, folder / SUBNETS_FOLDER)
         self._measured = threading.Lock()
 
@@ -239,13 +227,9 @@ class Mirror:
         """Download a folder, replacing a local one. False: it is not at the URL."""
         return publishing.fetch(self.objects, name, self.folder / name, self.folder / ARRIVING / digest_of(name))
 
-    def has_stage(self, stage: str) -> bool:
-        """Whether a stage of this name is complete at the URL under any key."""
-        return bool(self._stages(stage))
-
     def fetch_latest(self, stage: str) -> None:
         """Download the folder that was completed last, among a stage's folders at the URL."""
-        names = self._stages(stage)
+        names = self.stages(stage)
         if names:
             latest = max(names, key=self.objects.modified)
             if not (self.folder / latest / RESULT_FILE).exists():
@@ -264,8 +248,8 @@ class Mirror:
     def _name(self, folder: StageFolder) -> str:
         return folder.final.relative_to(self.folder).as_posix()
 
-    def _stages(self, stage: str) -> list[str]:
-        """Names of the folders that a stage has at the URL."""
+    def stages(self, stage: str) -> list[str]:
+        """Names of the folders that a stage has at the URL: complete, under any key."""
         place = f"{STAGES_FOLDER}/{stage}"
         names = (name.removesuffix(publishing.RECORD_END) for name in self.objects.names(place))
         return [name for name in names if name.rpartition("/")[0] == place]
@@ -283,15 +267,10 @@ class Mirror:
         return True
 
     def _unfinished(self, name: str, number: int, folder: StageFolder) -> UnfinishedStage:
-        still = self.folder / ARRIVING / f"{digest_of(name)}-still"
-        return UnfinishedStage(self.objects, name, number, folder.partial, still, self._machine())
-
-    def _machine(self) -> str:
-        """The unique name of this copy of the output folder."""
-        file = self.folder / MACHINE_FILE
-        if not file.exists():
-            write_bytes(file, uuid4().hex.encode())
-        return file.read_text()
+        still, machine = self.folder / ARRIVING / f"{digest_of(name)}-still", self.folder / MACHINE_FILE
+        if not machine.exists():
+            write_bytes(machine, uuid4().hex.encode())  # the unique name of this copy of the output folder
+        return UnfinishedStage(self.objects, name, number, folder.partial, still, machine.read_text())
 
     @contextmanager
     def _brought(self, unfinished: UnfinishedStage, say: Say) -> Iterator[None]:

@@ -99,7 +99,7 @@ class Objects:
         self.system = system
         self._root = root.rstrip("/")
         self._errors: tuple[type[Exception], ...] = (OSError, *errors)
-        self._turn: AbstractContextManager[object] = nullcontext()
+        self._turn: AbstractContextManager[object] = _MEMORY if url.startswith("memory:") else nullcontext()
         """Lock for each request, if only one at a time is possible."""
 
     def read(self, name: str) -> bytes | None:
@@ -187,27 +187,19 @@ class Objects:
                 raise told(self.url, error) from error
 
 
-class _MemoryObjects(Objects):
-    """Objects of this process, shared by its threads."""
-
-    _ALL = threading.RLock()
-
-    def __init__(self, url: str, system: Any, root: str, errors: tuple[type[Exception], ...] = ()) -> None:
-        super().__init__(url, system, root, errors)
-        self._turn = self._ALL
+_MEMORY = threading.RLock()
+"""Lock of all objects of this process."""
 
 
 class _Files(Objects):
     """Objects that are files of a file system."""
 
     def write(self, name: str, content: bytes) -> None:
-        with self._told(), self._beside(name) as (arriving, path):
-            self._fill(arriving, content)
+        with self._told(), self._beside(name, content) as (arriving, path):
             self._replace(arriving, path)
 
     def create(self, name: str, content: bytes) -> bool:
-        with self._told(), self._beside(name) as (arriving, path):
-            self._fill(arriving, content)
+        with self._told(), self._beside(name, content) as (arriving, path):
             return self._name(arriving, path)
 
     def upload(self, file: Path, name: str) -> None:
@@ -216,31 +208,29 @@ class _Files(Objects):
             self._replace(arriving, path)
 
     @contextmanager
-    def _beside(self, name: str) -> Iterator[tuple[str, str]]:
-        """A temporary name beside an object's own name, and its own name; the temporary file is removed at the end."""
+    def _beside(self, name: str, content: bytes | None = None) -> Iterator[tuple[str, str]]:
+        """The path of a temporary file beside an object, and the object's own path; the file is removed at the end.
+
+        fsspec raises if another process makes a folder at the same time.
+        """
         path = self.path(name)
         folder, _, last = path.rpartition("/")
-        self._make(folder)
+        for attempt in range(MAKINGS):
+            try:
+                self.system.makedirs(folder, exist_ok=True)
+                break
+            except OSError:
+                if attempt == MAKINGS - 1:
+                    raise
         arriving = f"{folder}/{ARRIVING}{uuid4().hex[:12]}-{last}"
         try:
+            if content is not None:
+                with self.system.open(arriving, "wb") as stream:
+                    stream.write(content)
             yield arriving, path
         finally:
             with suppress(*self._errors):  # it has its own name now, or the storage is gone
                 self.system.rm_file(arriving)
-
-    def _make(self, folder: str) -> None:
-        """Make a folder and its parents. fsspec raises if another process makes one of them at the same time."""
-        for attempt in range(MAKINGS):
-            try:
-                self.system.makedirs(folder, exist_ok=True)
-                return
-            except OSError:
-                if attempt == MAKINGS - 1:
-                    raise
-
-    def _fill(self, arriving: str, content: bytes) -> None:
-        with self.system.open(arriving, "wb") as stream:
-            stream.write(content)
 
     @abstractmethod
     def _replace(self, arriving: str, path: str) -> None:
@@ -292,12 +282,7 @@ class _RemoteFiles(_Files):
         raise refused
 
 
-KINDS: dict[str, type[Objects]] = {
-    "memory": _MemoryObjects,
-    "file": _LocalFiles,
-    "ssh": _RemoteFiles,
-    "sftp": _RemoteFiles,
-}
+KINDS: dict[str, type[Objects]] = {"file": _LocalFiles, "ssh": _RemoteFiles, "sftp": _RemoteFiles}
 
 
 def open_objects(url: str) -> Objects:

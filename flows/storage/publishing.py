@@ -31,7 +31,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from flows.storage.leases import Locks
+from flows.storage.leases import LeaseLocks
 from flows.storage.objects import Objects
 from tasks.base.artifacts.files import write_bytes
 from tasks.base.artifacts.folders import DIGESTS_FILE, FORMAT, FileDigest, FolderRecord
@@ -68,7 +68,8 @@ def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
     except DamagedObjectError:
         if objects.read(name + RECORD_END) != content:
             return fetch(objects, name, folder, arriving)
-        _set_aside(objects, name, content)
+        objects.write(f"{DAMAGED}/{name}{RECORD_END}", content)  # the folder can then be published again
+        objects.remove(name + RECORD_END)
         return False
     write_bytes(arriving / DIGESTS_FILE, content)
     if folder.exists():
@@ -84,7 +85,12 @@ def publish(objects: Objects, name: str, folder: Path, record: FolderRecord, *, 
     The caller has announced it (`flows.storage.publishing`). replace: replace an existing folder.
     """
     files = {digest: folder / name for name, digest in record.files.items()}
-    each(files, lambda digest: _upload(objects, files[digest], digest))
+
+    def upload(digest: FileDigest) -> None:
+        if objects.size(f"{FILES}/{digest.sha256}") != digest.size:
+            objects.upload(files[digest], f"{FILES}/{digest.sha256}")
+
+    each(files, upload)
     if replace:
         objects.write(name + RECORD_END, record.content())
         return True
@@ -141,18 +147,6 @@ def _is_whole(file: Path, digest: FileDigest) -> bool:
     return file.is_file() and file.stat().st_size == digest.size and FileDigest.of(file) == digest
 
 
-def _upload(objects: Objects, file: Path, digest: FileDigest) -> None:
-    name = f"{FILES}/{digest.sha256}"
-    if objects.size(name) != digest.size:
-        objects.upload(file, name)
-
-
-def _set_aside(objects: Objects, name: str, content: bytes) -> None:
-    """Move the record of an incomplete folder away, so that the folder can be published again."""
-    objects.write(f"{DAMAGED}/{name}{RECORD_END}", content)
-    objects.remove(name + RECORD_END)
-
-
 UNFINISHED = "unfinished"
 LINES_END = ".jsonl"
 ATTEMPTS = 5
@@ -185,8 +179,10 @@ class UnfinishedStage:
 
     def fetch(self) -> bool:
         """Download the latest holder's files. False: nothing to download, or this machine was the holder and has its files."""
-        number = max(self._numbers(), default=0)
-        found = self._found(number) if number else None
+        number, found = max(self._numbers(), default=0), None
+        if number:
+            with suppress(ValidationError):
+                found = Progressed.model_validate_json(self.objects.read(self._record(number)) or b"")
         if found is None or (found.machine == self.machine and any(self.folder.iterdir())):
             return False
         shutil.rmtree(self.still, ignore_errors=True)
@@ -244,12 +240,6 @@ class UnfinishedStage:
         names = (name.removeprefix(place) for name in self.objects.names(place.rstrip("/")))
         return [int(name.removesuffix(".json")) for name in names if name.endswith(".json") and name[:-5].isdecimal()]
 
-    def _found(self, number: int) -> Progressed | None:
-        try:
-            return Progressed.model_validate_json(self.objects.read(self._record(number)) or b"")
-        except ValidationError:
-            return None
-
     def _forget(self, numbers: list[int]) -> None:
         """Remove records before files, so that no record lists missing files."""
         for number in numbers:
@@ -284,7 +274,7 @@ CLEANING = "cleaning"
 
 @contextmanager
 def announced(
-    objects: Objects, locks: Locks, record: FolderRecord, say: Callable[[str], None] = print
+    objects: Objects, locks: LeaseLocks, record: FolderRecord, say: Callable[[str], None] = print
 ) -> Iterator[None]:
     """The block publishes a folder with this record; none of its files is removed meanwhile.
 

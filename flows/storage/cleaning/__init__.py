@@ -22,22 +22,21 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from flows.storage import EXPORTS_FOLDER, STAGES_FOLDER, SUBNETS_FOLDER, TABLES_FOLDER
 from flows.storage.mirror import DAMAGED_END, Mirror
 from flows.storage.objects import Objects
 from flows.storage.publishing import CLEANING, DAMAGED, FILES, PUBLISHING, RECORD_END, UNFINISHED, each, record_of
-from flows.storage.sharing import RunLocks, StageElsewhere, referred_at, referred_in, run_locks
-from flows.storage.sharing.database import IDENTITY_FILE
+from flows.storage.sharing import IDENTITY_FILE, RunLocks, StageElsewhere, referred_at, referred_in, run_locks
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.artifacts.files import WORKED_IN
-from tasks.base.artifacts.folders import DIGEST_LENGTH
+from tasks.base.artifacts.folders import DIGEST_LENGTH, FileDigest
 from tasks.base.errors import UserError
 from tasks.measuring.lut.table import PARTS
 
@@ -65,23 +64,18 @@ class Leftover:
         return replace(self, state=state)
 
 
-def by_age(age_s: float, older_than_s: float) -> LeftoverState:
-    """The state of an unreferenced leftover."""
-    return "old" if age_s > older_than_s else "recent"
+@dataclass(frozen=True, slots=True)
+class _Ages:
+    """The ages at which leftovers are removed. older_than_s: the minimum [s]. clock: [s since 1970]."""
 
+    older_than_s: float
+    clock: Callable[[], float]
 
-class OutputCleaner(Protocol):
-    """Cleans one output folder."""
-
-    def look(self) -> list[Leftover]:
-        """The current leftovers. Nothing is written. UserError if it is no output folder, or cannot be read."""
-
-    def remove(self, say: Callable[[str], None]) -> list[Leftover]:
-        """Remove leftovers that are old and that nobody works on, and return all with their new states.
-
-        say: is called with holders that it waits for, and with stages that it skips. UserError: as above, or if a removal
-        fails.
-        """
+    def leftover(self, kind: LeftoverKind, name: str, size: int, written_s: float) -> Leftover:
+        """An unreferenced leftover."""
+        age_s = max(0.0, self.clock() - written_s)
+        state: LeftoverState = "old" if age_s > self.older_than_s else "recent"
+        return Leftover(kind=kind, name=name, size=size, age_s=age_s, state=state)
 
 
 CONTENT = re.compile(rf"{FILES}/[0-9a-f]{{64}}")
@@ -95,10 +89,7 @@ TOGETHER = 100
 
 @dataclass(frozen=True, slots=True)
 class ContentCleaner:
-    """Removes unused contents of an output folder at a URL (`flows.storage.cleaning.OutputCleaner`).
-
-    older_than_s: the grace period [s]. clock: [s since 1970].
-    """
+    """Removes unused contents of an output folder at a URL. older_than_s: the grace period [s]. clock: [s since 1970]."""
 
     mirror: Mirror
     older_than_s: float
@@ -107,19 +98,16 @@ class ContentCleaner:
     def look(self) -> list[Leftover]:
         """The current contents. UserError if there is no output folder, or a record in it cannot be read."""
         self.check()
-        objects, now_s = self.mirror.objects, self.clock()
+        objects, ages = self.mirror.objects, _Ages(self.older_than_s, self.clock)
         sizes = {name: size for name, size in objects.sizes(FILES).items() if CONTENT.fullmatch(name)}
         used = self._used()
         free = [name for name in sizes if name not in used]
-        ages_s = dict(zip(free, (max(0.0, now_s - at_s) for at_s in each(free, objects.modified)), strict=True))
+        found = {
+            name: ages.leftover("contents", name, sizes[name], written_s)
+            for name, written_s in zip(free, each(free, objects.modified), strict=True)
+        }
         return [
-            Leftover(
-                kind="contents",
-                name=name,
-                size=size,
-                age_s=ages_s.get(name),
-                state=by_age(ages_s[name], self.older_than_s) if name in ages_s else "used",
-            )
+            found.get(name) or Leftover(kind="contents", name=name, size=size, age_s=None, state="used")
             for name, size in sizes.items()
         ]
 
@@ -143,10 +131,8 @@ class ContentCleaner:
     def check(self) -> None:
         """UserError if the URL is not an output folder of AutoTailor."""
         if not self.mirror.is_there():
-            got = "has no output folder of AutoTailor"
-            raise UserError(
-                f"storage '{self.mirror.objects.url}'", got, next_step="write output_dir=URL as runs have it"
-            )
+            got, hint = "has no output folder of AutoTailor", "write output_dir=URL as runs have it"
+            raise UserError(f"storage '{self.mirror.objects.url}'", got, next_step=hint)
 
     def _used(self) -> set[str]:
         """Names of the contents that records refer to. An unreadable record raises, since it may refer to any content."""
@@ -154,7 +140,8 @@ class ContentCleaner:
         used = set[str]()
         for folder in RECORDED:
             records = [name for name in objects.names(folder) if name.endswith(RECORD_END) and name not in abandoned]
-            used.update(*each(records, partial(_contents, objects)))
+            for files in each(records, partial(_files, objects)):
+                used.update(f"{FILES}/{digest.sha256}" for digest in files)
         return used
 
     def _abandoned(self) -> Iterator[str]:
@@ -166,13 +153,10 @@ class ContentCleaner:
                 yield name
 
 
-def _contents(objects: Objects, record: str) -> set[str]:
-    """Names of the contents that a record refers to; empty if the record was removed meanwhile."""
+def _files(objects: Objects, record: str) -> Collection[FileDigest]:
+    """The files that a record refers to; empty if the record was removed meanwhile."""
     content = objects.read(record)
-    if content is None:
-        return set()
-    files = record_of(objects, record.removesuffix(RECORD_END), content).files
-    return {f"{FILES}/{digest.sha256}" for digest in files.values()}
+    return () if content is None else record_of(objects, record.removesuffix(RECORD_END), content).files.values()
 
 
 REPLACED = ".old"
@@ -185,7 +169,7 @@ CLEANING_RUN = "clean"
 
 @dataclass(frozen=True, slots=True)
 class FolderCleaner:
-    """Cleans an output folder on a disk (`flows.storage.cleaning.OutputCleaner`).
+    """Cleans an output folder on a disk. UserError: it is no output folder, or a leftover cannot be removed.
 
     older_than_s: minimum age for removal [s]. stages: whether complete stages count, too. locks: the database by which workers
     share the folder; None: each run has exclusive use of it. clock: [s since 1970].
@@ -198,13 +182,16 @@ class FolderCleaner:
     clock: Callable[[], float] = time.time
 
     def look(self) -> list[Leftover]:
-        """The current leftovers."""
+        """The current leftovers. Nothing is written."""
         self._check()
         used = self._used()
         return [self._leftover(kind, path, used) for kind, path in self._found()]
 
     def remove(self, say: Callable[[str], None]) -> list[Leftover]:
-        """Remove old leftovers. UserError if a run is at work in the folder, or workers share it through a database."""
+        """Remove old leftovers that nobody works on, and return all with their new states. say: is called with stages at work.
+
+        UserError if a run is at work in the folder, or workers share it through a database.
+        """
         self._check()
         if self.locks is None and (self.folder / IDENTITY_FILE).exists():
             got = f"null, and workers share '{self.folder}'"
@@ -235,16 +222,20 @@ class FolderCleaner:
 
     def _leftover(self, kind: LeftoverKind, path: Path, used: set[str]) -> Leftover:
         (size, written_s), name = _measured(path), path.relative_to(self.folder).as_posix()
-        age_s = max(0.0, self.clock() - written_s)
-        is_used = kind == "stages" and name.removeprefix(f"{STAGES_FOLDER}/") in used
-        state: LeftoverState = "used" if is_used else by_age(age_s, self.older_than_s)
-        return Leftover(kind=kind, name=name, size=size, age_s=age_s, state=state)
+        found = _Ages(self.older_than_s, self.clock).leftover(kind, name, size, written_s)
+        return found.now("used") if kind == "stages" and name.removeprefix(f"{STAGES_FOLDER}/") in used else found
 
     def _removed(self, one: Leftover, locks: RunLocks, say: Callable[[str], None]) -> Leftover:
         """Remove an old leftover, unless another worker is at its stage now, or was since the look; its new state."""
-        path = self.folder / one.name
+        path, stages = self.folder / one.name, self.folder / STAGES_FOLDER
+        match = NAMES.fullmatch(path.name)
+        turn: AbstractContextManager[None] = nullcontext()
+        if (
+            one.kind != "damaged" and match is not None and path.is_relative_to(stages)
+        ):  # nobody continues damaged folders
+            turn = locks.stage(path.parent.relative_to(stages).as_posix(), match["key"])
         try:
-            with self._turn(one.kind, path, locks):
+            with turn:
                 if locks.have_others and (now := self._leftover(one.kind, path, self._used())).state != "old":
                     return now
                 _remove(path)
@@ -255,13 +246,6 @@ class FolderCleaner:
             hint = "the same command goes on once its user may remove it"
             raise UserError(f"'{path}'", f"cannot be removed ({error.strerror})", next_step=hint) from error
         return one.now("removed")
-
-    def _turn(self, kind: LeftoverKind, path: Path, locks: RunLocks) -> AbstractContextManager[None]:
-        """The lock of a stage's folder; no lock for damaged folders, since nobody continues these."""
-        stages, match = self.folder / STAGES_FOLDER, NAMES.fullmatch(path.name)
-        if kind == "damaged" or match is None or not path.is_relative_to(stages):
-            return nullcontext()
-        return locks.stage(path.parent.relative_to(stages).as_posix(), match["key"])
 
 
 def _kind(path: Path) -> LeftoverKind | None:
@@ -316,7 +300,7 @@ class _AtUrl(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UrlCleaner:
-    """Cleans an output folder at a URL (`flows.storage.cleaning.OutputCleaner`).
+    """Cleans an output folder at a URL. UserError: it is no output folder, or cannot be read.
 
     older_than_s: minimum age for removal [s]. stages: whether complete stages count, too. clock: [s since 1970].
     """
@@ -368,27 +352,18 @@ class UrlCleaner:
     def _complete(self) -> Iterator[_AtUrl]:
         used = referred_at(self.mirror)
         names = [name for name in self.mirror.objects.names(STAGES_FOLDER) if RECORD.fullmatch(name)]
-        sizes = dict(zip(names, each(names, self._size), strict=True))
+        files = dict(zip(names, each(names, partial(_files, self.mirror.objects)), strict=True))
         for name, written_s in self._written(names).items():
             stage = name.removesuffix(RECORD_END)
-            found = self._leftover("stages", stage, sizes[name], written_s)
+            found = self._leftover("stages", stage, sum(file.size for file in files[name]), written_s)
             yield _AtUrl(found.now("used") if _in(used, stage) else found, (name,), stage)
 
     def _written(self, names: Iterable[str]) -> dict[str, float]:
         """Last write of each object [s since 1970]."""
         return dict(zip(names, each(names, self.mirror.objects.modified), strict=True))
 
-    def _size(self, record: str) -> int:
-        """Size of a folder's files [bytes], which other folders may share; 0 if the folder was removed meanwhile."""
-        content = self.mirror.objects.read(record)
-        if content is None:
-            return 0
-        files = record_of(self.mirror.objects, record.removesuffix(RECORD_END), content).files
-        return sum(file.size for file in files.values())
-
     def _leftover(self, kind: LeftoverKind, name: str, size: int, written_s: float) -> Leftover:
-        age_s = max(0.0, self.clock() - written_s)
-        return Leftover(kind=kind, name=name, size=size, age_s=age_s, state=by_age(age_s, self.older_than_s))
+        return _Ages(self.older_than_s, self.clock).leftover(kind, name, size, written_s)
 
     def _removed(self, one: _AtUrl, silent: set[str], used: set[str]) -> Leftover:
         """Remove an old leftover, unless somebody is at its stage, or refers to it since the look; its new state."""

@@ -9,26 +9,34 @@ code or inputs, are therefore referred to until the run is complete again. Stage
 next night of its network, which compares look-up tables with them.
 """
 
+from __future__ import annotations
+
+import secrets
+import socket
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from flows.machine import in_turn
+from flows.machine import in_turn, only_run
 from flows.storage import NIGHTS_FOLDER, RUNS_FOLDER
 from flows.storage.mirror import Mirror
-from importing import public_names
-from tasks.base.artifacts import write_json
+from importing import later_names
+from tasks.base.artifacts import write_bytes, write_json
 from tasks.base.errors import UserError
 from tasks.operations.nightly import History
 
 if TYPE_CHECKING:
-    from flows.storage.sharing.database import database_turn, run_locks
+    from flows.storage.sharing.database import LockSession
 else:
-    __getattr__ = public_names(__name__, __file__)
+    globals().update(later_names(__file__))
+
+IDENTITY_FILE = ".identity"
+"""File in a shared output folder, by which machines with different paths to it know that it is the same folder."""
+SETTING = "locks"
 
 
 class StageElsewhere(Exception):
@@ -36,75 +44,106 @@ class StageElsewhere(Exception):
 
     def __init__(self, stage: str, holder: str) -> None:
         super().__init__(f"{stage}: {holder} is at it")
-        self.stage, self.holder = stage, holder
 
 
-class RunLocks(Protocol):
-    """The locks of a run. A lock ends with its block, or when the process that holds it ends for any reason."""
+class RunLocks:
+    """The locks of a run. A lock ends with its block, or when the process that holds it ends for any reason.
 
-    @property
-    def place(self) -> str:
-        """A unique name of the output folder."""
+    Without a session the run has exclusive use of its output folder, and shares devices with the runs of this machine.
+    With a session of a database, several workers share the folder, and lock its stages one by one.
+    """
+
+    def __init__(self, place: str, session: LockSession | None = None) -> None:
+        """place: a unique name of the output folder."""
+        self.place = place
+        self._session = session
 
     @property
     def have_others(self) -> bool:
         """Whether other workers may be in the folder."""
+        return self._session is not None
 
     @property
     def is_lost(self) -> bool:
         """Whether other workers may hold the locks by now: all work then stops at its next step."""
+        return self._session is not None and self._session.is_lost
 
     def check(self) -> None:
         """Check that all locks are still held. UserError if they are not, or this cannot be determined."""
-
-    def stage(self, title: str, key: str) -> AbstractContextManager[None]:
-        """Lock a stage under a key until the block ends. StageElsewhere: another worker is at it."""
-
-    def holder(self, title: str, key: str) -> str | None:
-        """The worker that is at a stage under a key; None if there is no other."""
-
-    def turn(self, what: str) -> AbstractContextManager[None]:
-        """Exclusive use of a resource among all machines; waits for its turn."""
-
-    def own_turn(self, what: str) -> AbstractContextManager[None]:
-        """Exclusive use of a resource of this output folder; waits for its turn."""
-
-    def others(self, run: str) -> int:
-        """The number of other workers in a run (its key)."""
-
-
-class FolderLocks:
-    """Locks of a run with exclusive use of its output folder; it shares devices with other runs of this machine."""
-
-    have_others = False
-    is_lost = False
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def check(self) -> None:
-        """No check is needed: the kernel holds the lock of the folder."""
+        if self._session is not None:
+            self._session.check()
 
     @contextmanager
     def stage(self, title: str, key: str) -> Iterator[None]:
-        """Every stage belongs to this run."""
-        yield
+        """Lock a stage under a key until the block ends. StageElsewhere: another worker is at it."""
+        name = f"{self.place} stage {title}/{key}"
+        if self._session is not None and not self._session.take(name):
+            raise StageElsewhere(title, self.holder(title, key) or "another worker")
+        try:
+            yield
+        finally:
+            if self._session is not None:
+                self._session.release(name)
 
     def holder(self, title: str, key: str) -> str | None:
-        """None, since there are no other workers."""
-        return None
+        """The other worker that is at a stage under a key, if any."""
+        return next(iter(self._holders(f"stage {title}/{key}")), None)
 
-    def turn(self, what: str) -> AbstractContextManager[None]:
-        """Exclusive use of a resource among the runs of this machine."""
-        return in_turn(what)
+    @contextmanager
+    def turn(self, what: str) -> Iterator[None]:
+        """Exclusive use of a resource among the runs of this machine first, then among all machines; waits for its turn."""
+        with in_turn(what):
+            if self._session is None:
+                yield
+                return
+            with self._session.held(what):
+                yield
 
-    def own_turn(self, what: str) -> AbstractContextManager[None]:
-        """No lock, since there are no other workers."""
-        return nullcontext()
+    @contextmanager
+    def own_turn(self, what: str) -> Iterator[None]:
+        """Exclusive use of a resource of this output folder; waits for its turn."""
+        if self._session is None:
+            yield
+            return
+        with self.turn(f"{self.place} {what}"):
+            yield
 
     def others(self, run: str) -> int:
-        """Zero."""
-        return 0
+        """The number of other workers in a run (its key)."""
+        return len(self._holders(f"run {run}"))
+
+    def _holders(self, what: str) -> list[str]:
+        return [] if self._session is None else self._session.holders(f"{self.place} {what}")
+
+
+@contextmanager
+def run_locks(database: str | None, output: Path, run: str) -> Iterator[RunLocks]:
+    """The locks of a run (its key) in an output folder. database: address of PostgreSQL; None: exclusive use of the folder.
+
+    UserError: the folder is in use by runs that do not share it with this one, or it or the database cannot be used.
+    """
+    with only_run(output, shared=database is not None):
+        if database is None:
+            yield RunLocks(f"{socket.gethostname()}:{output.resolve()}")
+            return
+        with LockSession(database, SETTING) as session:
+            with in_turn(SETTING), session.held(IDENTITY_FILE):
+                file = output / IDENTITY_FILE
+                if not file.exists():
+                    write_bytes(file, f"{secrets.token_hex(16)}\n".encode())
+                place = file.read_text(encoding="ascii").strip()
+            session.join(f"{place} run {run}")
+            yield RunLocks(place, session)
+
+
+@contextmanager
+def database_turn(database: str, where: str, what: str) -> Iterator[None]:
+    """Exclusive use of a resource among all clients of a PostgreSQL database; waits for its turn.
+
+    where: the setting that names the database, for messages. UserError if it cannot be used.
+    """
+    with LockSession(database, where) as session, session.held(what):
+        yield
 
 
 LIST_FILE = "stages.json"
@@ -167,6 +206,3 @@ def _read(content: bytes | None, where: Path | str) -> set[str]:
     except ValidationError as error:
         hint = f"remove {LIST_FILE} there, and give the run's command again"
         raise UserError(f"'{where}'", "its list of stages cannot be read", next_step=hint) from error
-
-
-__all__ = ["FolderLocks", "RunLocks", "StageElsewhere", "database_turn", "run_locks"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from flows.storage.leases import Locks
+from flows.storage.leases import LeaseLocks
 from flows.storage.mirror import Mirror
 from flows.storage.objects import open_objects
 from tasks.base.artifacts import StageFolder, Store, write_json
@@ -24,7 +24,7 @@ class Machine:
 
     def __init__(self, url: str, folder: Path, lease_s: float = 60.0) -> None:
         self.mirror = Mirror(open_objects(url), folder)
-        self.mirror.locks = Locks(self.mirror.objects, lease_s, poll_s=0.1)
+        self.mirror.locks = LeaseLocks(self.mirror.objects, lease_s, poll_s=0.1)
         self.said: list[str] = []
         self.hears: Callable[[str], None] = self.said.append
         self.works = 0

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from flows.storage.leases import Locks
+from flows.storage.leases import LeaseLocks
 from flows.storage.objects import Objects, open_objects
 from tests.support.threads import all_at_once
 
@@ -20,14 +20,14 @@ def test_what_is_done_under_a_lock_is_done_by_one_at_a_time(url: str) -> None:
     storage = open_objects(url)
     storage.write("count", b"0")
 
-    def count(locks: Locks) -> None:
+    def count(locks: LeaseLocks) -> None:
         for _ in range(TURNS):
             with locks.held("count", say=lambda line: None):
                 before = int(locks.objects.read("count") or b"")
                 time.sleep(0.01)
                 locks.objects.write("count", str(before + 1).encode())
 
-    all_at_once(*(partial(count, Locks(open_objects(url), poll_s=0.05)) for _ in range(WORKERS)))
+    all_at_once(*(partial(count, LeaseLocks(open_objects(url), poll_s=0.05)) for _ in range(WORKERS)))
     assert storage.read("count") == str(WORKERS * TURNS).encode()
     assert storage.names("locks") == [f"locks/count/{WORKERS * TURNS:06d}.json"], "earlier holders are forgotten"
 
@@ -35,7 +35,7 @@ def test_what_is_done_under_a_lock_is_done_by_one_at_a_time(url: str) -> None:
 @pytest.mark.few("file")
 def test_a_number_that_later_holders_have_forgotten_is_no_lock(url: str) -> None:
     storage, held = open_objects(url), ExitStack()
-    others = Locks(storage, poll_s=0.05)
+    others = LeaseLocks(storage, poll_s=0.05)
     with others.held("x"):
         pass
 
@@ -55,13 +55,13 @@ def test_a_number_that_later_holders_have_forgotten_is_no_lock(url: str) -> None
         def __getattr__(self, name: str) -> Any:
             return getattr(storage, name)
 
-    late = Locks(cast(Objects, Late()), poll_s=0.05)
+    late = LeaseLocks(cast(Objects, Late()), poll_s=0.05)
     with late.held("x", say=lambda line: held.close()) as number:
         assert number == 4
 
 
 def test_a_lock_whose_holder_failed_is_free_at_once(bucket: str) -> None:
-    locks = Locks(open_objects(bucket), lease_s=600.0)
+    locks = LeaseLocks(open_objects(bucket), lease_s=600.0)
     with pytest.raises(ZeroDivisionError), locks.held("x"):
         _ = 1 / 0
     with locks.held("x") as number:

@@ -9,7 +9,7 @@ import pytest
 from flows.operations.nightly.record import changed_inputs, changed_stages, table_differences
 from flows.pipeline.devices import Devices
 from flows.pipeline.run import Surroundings
-from flows.storage.mirror import SharedLines, SharedNights, SharedTables
+from flows.storage.mirror import SharedLines, shared_nights, shared_tables
 from flows.storage.objects import open_objects
 from tasks.base.artifacts import Store, SubNetStore, append_line, read_lines
 from tasks.base.progress import Silent
@@ -28,13 +28,13 @@ KEY = {"supernet": "abc"}
 WRITER = """
 import sys
 from pathlib import Path
-from flows.storage.mirror import SharedLines, SharedTables
+from flows.storage.mirror import SharedLines, shared_tables
 from flows.storage.objects import open_objects
 from tasks.measuring.lut import LutStore
 from tests.integration.flows.storage.test_shared_measurements import ROUNDS, measure
 from tests.support.tables.lut_entries import DEVICE, entry
 url, folder, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-tables = SharedTables(open_objects(url), "luts", folder / "luts")
+tables = shared_tables(open_objects(url), "luts", folder / "luts")
 lines = SharedLines(open_objects(url), "subnets", folder / "subnets")
 for number in range(ROUNDS):
     tables.fetch()
@@ -74,7 +74,7 @@ def test_rows_and_lines_of_many_writers_are_all_there_and_none_is_rewritten(
     ]
     assert len(own) == len(set(own)) == 2 * WRITERS * ROUNDS
 
-    tables = SharedTables(open_objects(bucket), "luts", tmp_path / "new" / "luts")
+    tables = shared_tables(open_objects(bucket), "luts", tmp_path / "new" / "luts")
     assert tables.fetch() == WRITERS * ROUNDS
     names = {f"w{writer}-{number}" for writer in range(WRITERS) for number in range(ROUNDS)}
     found = LutStore(tmp_path / "new" / "luts").open(DEVICE).entries()
@@ -88,8 +88,8 @@ def test_rows_and_lines_of_many_writers_are_all_there_and_none_is_rewritten(
 
 def test_a_damaged_part_is_measured_again_and_is_not_brought_again(url: str, tmp_path: Path) -> None:
     LutStore(tmp_path / "1").open(DEVICE).append([entry("a")])
-    SharedTables(open_objects(url), "luts", tmp_path / "1").publish()
-    tables = SharedTables(open_objects(url), "luts", tmp_path / "2")
+    shared_tables(open_objects(url), "luts", tmp_path / "1").publish()
+    tables = shared_tables(open_objects(url), "luts", tmp_path / "2")
     assert tables.fetch() == 1
     (part,) = (tmp_path / "2").glob(f"*/{table.PARTS}")
     flip(part)
@@ -98,22 +98,22 @@ def test_a_damaged_part_is_measured_again_and_is_not_brought_again(url: str, tmp
     assert tables.fetch() == 0
     store.open(DEVICE).append([entry("a", p50_ms=3.0)])
     assert tables.publish() == 1
-    assert SharedTables(open_objects(url), "", tmp_path / "3").fetch() == 0, (
+    assert shared_tables(open_objects(url), "", tmp_path / "3").fetch() == 0, (
         "tables of a folder above are not of the URL"
     )
-    assert SharedTables(open_objects(f"{url}/luts"), "", tmp_path / "3").fetch() == 2
+    assert shared_tables(open_objects(f"{url}/luts"), "", tmp_path / "3").fetch() == 2
 
 
 def test_nights_of_two_machines_are_one_history(url: str, tmp_path: Path) -> None:
     storage, records = open_objects(url), nights(3, seed=0)
     for number, record in enumerate(records):
         folder = tmp_path / str(number % 2)
-        shared = SharedNights(storage, "nights", folder)
+        shared = shared_nights(storage, "nights", folder)
         assert shared.fetch() == min(number, 1)
         History(folder).add(record)
         assert shared.publish() == 1
     storage.write("nights/..json", b"{}")
-    assert SharedNights(storage, "nights", tmp_path / "new").fetch() == len(records)
+    assert shared_nights(storage, "nights", tmp_path / "new").fetch() == len(records)
     assert History(tmp_path / "new").nights(records[0].network, lambda line: None) == records
 
 
