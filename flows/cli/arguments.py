@@ -1,8 +1,9 @@
 """The words of a command line, parsed or refused with one line. Nothing heavy is imported here."""
 
 import argparse
-import math
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -76,7 +77,6 @@ def parse(argv: Sequence[str]) -> Arguments:
     view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
     words = tuple(filter(COMMANDS[command].is_word, found.overrides))
     overrides = tuple(word for word in found.overrides if word not in words)
-    same = {name: getattr(found, name) for name in ("json", "multirun", "dry_run", "device", "to", "package")}
     arguments = Arguments(
         command=command,
         overrides=overrides,
@@ -85,10 +85,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         words=words,
         question=_question(command, found, words, overrides),
         shows_config=_shows_config(found),
-        **same,
+        **{name: getattr(found, name) for name in ("json", "multirun", "dry_run", "device", "to", "package")},
     )
     _check_paths(arguments)
-    _check_view(arguments)
     return arguments
 
 
@@ -96,8 +95,9 @@ def _parser(command: str) -> _Parser:
     parser = _Parser(prog=f"autotailor {command}", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for name, flag in FLAGS.items():
-        names = [form.split()[0] for form in flag.form.split(", ")]
-        if " " in flag.form.split(", ")[0]:
+        forms = flag.form.split(", ")
+        names = [form.split()[0] for form in forms]
+        if " " in forms[0]:
             parser.add_argument(*names, type=Path if name in PATHS else str)
         else:
             parser.add_argument(*names, action="store_true")
@@ -187,15 +187,13 @@ def _question(
 
 
 def _number(flag: str, text: str) -> float:
-    highest = 1.0 if flag == "--accuracy-share" else math.inf
-    allowed = "a number above 0" + (" and up to 1, such as 0.95" if highest == 1.0 else "")
-    try:
+    is_share = flag == "--accuracy-share"
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (0 < value <= highest and math.isfinite(value)):
-        raise UserError(flag, f"got '{text}'", allowed=allowed)
-    return value
+        if 0 < value <= (1.0 if is_share else sys.float_info.max):
+            return value
+    allowed = "a number above 0" + (" and up to 1, such as 0.95" if is_share else "")
+    raise UserError(flag, f"got '{text}'", allowed=allowed)
 
 
 def _with_a_view_value(words: Sequence[str]) -> list[str]:
@@ -220,6 +218,12 @@ def _check_paths(arguments: Arguments) -> None:
             raise UserError("--to", "is of one chosen SubNet", next_step=f"choose it by {', '.join(RULES)}")
         if arguments.multirun:
             raise UserError("--to", "is one file, --multirun makes several", next_step="leave one of them out")
+    if arguments.view is not False and arguments.multirun:
+        raise UserError("--view", "shows one SuperNet, --multirun makes several", next_step="leave one of them out")
+    if isinstance(arguments.view, Path):
+        if arguments.view.suffix != ".html":
+            raise UserError("--view", f"got '{arguments.view}'", allowed="a file that ends in .html")
+        _check_file("--view", arguments.view)
 
 
 def _check_config_folder(folder: Path | None) -> None:
@@ -232,14 +236,3 @@ def _check_file(flag: str, path: Path) -> None:
         raise UserError(flag, f"folder '{path.resolve().parent}' does not exist", next_step="make it first")
     if path.is_dir():
         raise UserError(flag, f"'{path}' is a folder", allowed="a file")
-
-
-def _check_view(arguments: Arguments) -> None:
-    if arguments.view is False:
-        return
-    if arguments.multirun:
-        raise UserError("--view", "shows one SuperNet, --multirun makes several", next_step="leave one of them out")
-    if isinstance(arguments.view, Path):
-        if arguments.view.suffix != ".html":
-            raise UserError("--view", f"got '{arguments.view}'", allowed="a file that ends in .html")
-        _check_file("--view", arguments.view)

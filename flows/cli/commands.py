@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.markup import escape
 from rich.table import Table
 
-from adaptive_runtime.base.errors import AdaptiveError, without_passwords
+from adaptive_runtime.base.errors import without_passwords
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, COMMANDS
@@ -18,8 +18,6 @@ from flows.config import AdaptConfig, FlowConfig, RunStage
 from flows.pipeline.stages import table_of
 from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
 from importing import later_names
-from profiling_agents.messages import AgentError
-from tailor_ir import TailorError
 from tasks.base.errors import UserError
 from tasks.base.pages.text import PlainConsole
 from tasks.base.schemas.placed import ChosenSubNet
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 else:
     globals().update(later_names(__file__))
 
-USERS_ERRORS = (AdaptiveError, TailorError, AgentError)
-"""Reported in one line with exit code 2; `UserError` is an `AdaptiveError`."""
 LONG = 200
 
 
@@ -49,7 +45,8 @@ def execute(arguments: Arguments, config: FlowConfig, known: dict[str, Any] | No
         expected = foresee(command, config, question)
         terminal.show(_forecast_table(expected))
         return {"dry_run": [row.to_json() for row in expected]}
-    result, score = known or _call(command, config, arguments.dry_run, question), _score(config)
+    score = problem_named(config.data.problem, config.data.metric).score
+    result = known or _call(command, config, arguments.dry_run, question)
     if question and not question.files:
         for row in result.get("chosen", ()):
             terminal.show(chosen_tables(row, score))
@@ -139,31 +136,28 @@ def _forecast_table(expected: Sequence[Expectation]) -> Table:
     complete = sum(row.state == "complete" for row in expected)
     title = f"dry run: {complete} of {len(expected)} stages are complete; nothing is worked"
     note = TIMES if complete < len(expected) else None
-    table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
-    for column in ("stage", "state", "time", "why"):
-        table.add_column(column)
+    table = Table(
+        "stage", "state", "time", "why", title=title, caption=note, title_justify="left", caption_justify="left"
+    )
     for row in expected:
         table.add_row(escape(row.stage), row.state, row.time, escape(row.why))
     return table
 
 
-def _score(config: FlowConfig) -> str:
-    """The name of a run's score."""
-    return problem_named(config.data.problem, config.data.metric).score
-
-
 def _plan_table(plan: dict[str, dict[str, Any]]) -> Table:
     """A row for each device; nothing was measured."""
-    guessed = any(row["estimated_from"] == "settings" for row in plan.values())
-    note = "* from the settings: the device has timed no operator under them yet" if guessed else None
-    table = Table(title="dry run: nothing is measured", caption=note, title_justify="left", caption_justify="left")
+    counts = {"operators": "operators", "known": "known", "noisy": "known_noisy", "failed": "known_failed"}
+    counts["to measure"] = "to_measure"
+    table = Table(title="dry run: nothing is measured", title_justify="left", caption_justify="left")
     table.add_column("device")
-    for column in ("operators", "known", "noisy", "failed", "to measure", "device time"):
+    for column in (*counts, "device time"):
         table.add_column(column, justify="right")
     for name, row in plan.items():
-        counts = (row[key] for key in ("operators", "known", "known_noisy", "known_failed", "to_measure"))
-        mark = "*" if row["estimated_from"] == "settings" else ""
-        table.add_row(escape(name), *map(str, counts), f"{row['estimated_s']:.1f} s{mark}")
+        guessed = row["estimated_from"] == "settings"
+        if guessed:
+            table.caption = "* from the settings: the device has timed no operator under them yet"
+        numbers = (str(row[key]) for key in counts.values())
+        table.add_row(escape(name), *numbers, f"{row['estimated_s']:.1f} s{'*' if guessed else ''}")
     return table
 
 
@@ -180,21 +174,20 @@ def stage_table(stage: dict[str, Any], score: str) -> Table:
 
 
 def _sweep_table(results: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="sweep")
-    for column in ("overrides", "stage", "device", "result"):
-        table.add_column(column)
+    table = Table("overrides", "stage", "device", "result", title="sweep")
     for result in results:
-        for stage, device, text in _sweep_rows(result):
+        if "report_html" in result:
+            rows = [("report", device["name"], _measured(device)) for device in result["devices"]]
+        else:
+            titles = [row["stage"].partition("/") for row in result["stages"]]
+            rows = [
+                (name, label, row["folder"]) for (name, _, label), row in zip(titles, result["stages"], strict=True)
+            ]
+        for stage, device, text in rows:
             table.add_row(escape(" ".join(result["overrides"])), stage, escape(device), escape(text))
     return table
 
 
-def _sweep_rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    if "report_html" not in result:
-        return [(row["stage"].split("/")[0], row["stage"].partition("/")[2], row["folder"]) for row in result["stages"]]
-    rows = []
-    for device in result["devices"]:
-        measured = [row for row in device["winners"] if row["measured_ms"] is not None]
-        text = ", ".join(f"{row['measured_ms']:.3g} ms {100 * row['accuracy']:.1f} %" for row in measured)
-        rows.append(("report", device["name"], text))
-    return rows
+def _measured(device: Mapping[str, Any]) -> str:
+    measured = [row for row in device["winners"] if row["measured_ms"] is not None]
+    return ", ".join(f"{row['measured_ms']:.3g} ms {100 * row['accuracy']:.1f} %" for row in measured)

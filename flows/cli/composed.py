@@ -27,7 +27,11 @@ def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
     root = "adapt" if arguments.adapts else "config"
     options = config_groups(arguments.config_folder)["device"]
     config = compose_config(root, overrides, arguments.config_folder)
-    named = _devices(arguments)
+    if arguments.device is not None:
+        named = {arguments.device: "--device"}
+    else:
+        files = arguments.question.files if arguments.question else ()
+        named = {ChosenSubNet.read(Path(file)).device: f"chosen SubNet '{file}'" for file in files}
     if not named:
         return config
     free = not any(text.startswith("device=") for text in overrides)
@@ -39,14 +43,6 @@ def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
             hint = nearest(name, known) or "device=[A,B] chooses the devices of a run"
             raise UserError(where, f"'{name}' is no device", allowed=", ".join(known), next_step=hint)
     return {**config, "device": {name: config["device"][name] for name in named}}
-
-
-def _devices(arguments: Arguments) -> dict[str, str]:
-    """The devices that a command names, each with the word that names it; empty: all devices of the config."""
-    if arguments.device is not None:
-        return {arguments.device: "--device"}
-    files = arguments.question.files if arguments.question else ()
-    return {ChosenSubNet.read(Path(file)).device: f"chosen SubNet '{file}'" for file in files}
 
 
 def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | AdaptConfig":
@@ -82,23 +78,17 @@ def shown(arguments: Arguments) -> str:
     else:
         found = [composed(overrides, arguments) for overrides in sweep_of(arguments)]
         configs = [validated(config, arguments).answering(arguments.question) for config in found]
-    documents = [config.model_dump(mode="json") for config in configs]
-    return "---\n".join(_yaml(document, arguments.package) for document in documents)
+    return "---\n".join(_yaml(config.model_dump(mode="json"), arguments.package) for config in configs)
 
 
 def _yaml(document: Mapping[str, Any], package: str | None) -> str:
-    if package is None:
-        return _dumped(document)
+    """YAML in the order of the config; a single value without the end-of-document marker."""
     found: Any = document
-    for part in package.split("."):
+    for part in () if package is None else package.split("."):
         if not isinstance(found, dict) or part not in found:
             allowed = ", ".join(found) if isinstance(found, dict) else "nothing below a value"
             hint = nearest(part, found) if isinstance(found, dict) else ""
             raise UserError(f"--package '{package}'", f"there is no '{part}'", allowed=allowed, next_step=hint)
         found = found[part]
-    return f"# @package {package}\n{_dumped(found)}"
-
-
-def _dumped(value: Any) -> str:
-    """YAML in the order of the config; a single value without the end-of-document marker."""
-    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).removesuffix("...\n")
+    text = str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).removesuffix("...\n")
+    return text if package is None else f"# @package {package}\n{text}"

@@ -16,9 +16,7 @@ FORM = f"autotailor convert IN{MODEL_END} OUT{MODEL_END}"
 
 
 class ConvertConfig(BaseModel):
-    """Whether outputs are compared after each rule, the seed of the inputs for that, and whether fewer nodes matter more than
-    speed.
-    """
+    """check: outputs are compared after each rule. seed: of the inputs for that. fewest: fewer nodes matter more than speed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,8 +67,7 @@ def execute(arguments: Arguments, config: ConvertConfig) -> Answer:
 
 def _show(answer: Answer, terminal: Terminal) -> None:
     """Show a row for each rule, then both files."""
-    table = Table(title=f"{answer['source']} → {answer['file']}", title_justify="left")
-    table.add_column("rule")
+    table = Table("rule", title=f"{answer['source']} → {answer['file']}", title_justify="left")
     for column in ("times", "nodes fewer", "largest difference"):
         table.add_column(column, justify="right")
     for rule in answer["rules"]:

@@ -24,10 +24,7 @@ MOST_OF_NAME = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, 2 with one line for bad input, 3 after a night that regressed.
-
-    130 after Ctrl-C, 143 after SIGTERM.
-    """
+    """Exit code: 0, 2 with one line for bad input, 3 after a night that regressed, 130 after Ctrl-C, 143 after SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
     service = COMMANDS[words[0]].service if words and words[0] in COMMANDS else ""
     if service:
@@ -80,44 +77,51 @@ def _refuse(error: Exception) -> int:
 
 
 def _execute(arguments: Arguments) -> int:
-    """Compose, validate and refuse; then start the server, which loads while the libraries are imported."""
-    from flows.cli.composed import composed, shown, sweep_of, validated
+    """Show the config, or execute the command and write its result. Errors of users are one line."""
+    from flows.cli.composed import config_of, shown
 
-    command = COMMANDS[arguments.command]
     if arguments.shows_config:
         print(shown(arguments), end="")
         return 0
-    if command.run:
-        return _execute_alone(arguments)
-
-    from flows.machine import prepare
-    from flows.machine.server import start_server
-
-    sweep = sweep_of(arguments)
-    with quick_imports():
-        valid = [validated(composed(overrides, arguments), arguments) for overrides in sweep]
-    worked = not arguments.dry_run or command.plans
-    _refuse_impossible(valid, worked=worked)
-    prepare(quiet=True)
-    known = _complete(arguments, valid[0])
-    wait_until_ready = start_server() if worked and known is None else lambda: None
-    with quick_imports():
-        from flows.cli.commands import USERS_ERRORS, execute, execute_sweep
-    wait_until_ready()
+    run = COMMANDS[arguments.command].run
     try:
-        if arguments.multirun:
-            result: Any = execute_sweep(arguments, list(zip(sweep, valid, strict=True)))
-        else:
-            result = execute(arguments, valid[0], known)
-        if arguments.view and not arguments.dry_run:
-            result["view"] = _write_view(arguments.view, valid[0], result)
-    except USERS_ERRORS as error:
-        if is_interrupted():
-            raise  # a stage that lost its worker, not bad input
+        result = loaded(run)(arguments, config_of(arguments)) if run else _worked(arguments)
+    except Exception as error:
+        if is_interrupted() or not isinstance(error, _users_errors()):
+            raise  # after an interruption: a stage that lost its worker, not bad input
         return _refuse(error)
     if arguments.json:
         _write(arguments.json, result)
     return REGRESSED if isinstance(result, dict) and result.get("regressed") else 0
+
+
+def _worked(arguments: Arguments) -> Any:
+    """Compose, validate and refuse; then start the server, which loads while the libraries are imported, and work."""
+    from flows.cli.composed import composed, sweep_of, validated
+    from flows.machine import prepare
+    from flows.machine.server import start_server
+    from flows.pipeline.refusals import check_given, check_places
+
+    sweep = sweep_of(arguments)
+    with quick_imports():
+        valid = [validated(composed(overrides, arguments), arguments) for overrides in sweep]
+    worked = not arguments.dry_run or COMMANDS[arguments.command].plans
+    for config in valid:
+        check_given(config)
+        if worked:
+            check_places(config)
+    prepare(quiet=True)
+    known = _complete(arguments, valid[0])
+    wait_until_ready = start_server() if worked and known is None else lambda: None
+    with quick_imports():
+        from flows.cli.commands import execute, execute_sweep
+    wait_until_ready()
+    if arguments.multirun:
+        return execute_sweep(arguments, list(zip(sweep, valid, strict=True)))
+    result = execute(arguments, valid[0], known)
+    if arguments.view and not arguments.dry_run:
+        result["view"] = _write_view(arguments.view, valid[0], result)
+    return result
 
 
 def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[str, Any] | None:
@@ -133,35 +137,8 @@ def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[s
     return found_again(table_of(config), config)
 
 
-def _refuse_impossible(configs: "Sequence[RunConfig | AdaptConfig]", *, worked: bool) -> None:
-    """UserError for configs that no run can work with. worked: whether results are written, so that output places are checked
-    too.
-    """
-    from flows.pipeline.refusals import check_given, check_places
-
-    for config in configs:
-        check_given(config)
-        if worked:
-            check_places(config)
-
-
-def _execute_alone(arguments: Arguments) -> int:
-    """Execute a command that works no stage."""
-    from flows.cli.composed import config_of
-
-    try:
-        result = loaded(COMMANDS[arguments.command].run)(arguments, config_of(arguments))
-    except UserError:
-        raise
-    except _users_errors() as error:
-        return _refuse(error)
-    if arguments.json:
-        _write(arguments.json, result)
-    return 0
-
-
 def _users_errors() -> tuple[type[Exception], ...]:
-    """The errors that are one line; imported where one was raised, since a UserError needs none of their packages."""
+    """The errors that are one line, imported after one was raised; `UserError` is an `AdaptiveError`."""
     from adaptive_runtime.base.errors import AdaptiveError
     from profiling_agents.messages import AgentError
     from tailor_ir import TailorError

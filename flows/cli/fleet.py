@@ -7,7 +7,8 @@ for each kind of device, and devices check each other; only this action loads to
 import getpass
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,16 +80,12 @@ class FleetConfig(BaseModel):
         return given
 
 
-TOKEN_VARIABLE = "AUTOTAILOR_RELAY_TOKEN"
-
-
-def token_of(config: FleetConfig) -> str | None:
+def _token_of(config: FleetConfig) -> str | None:
     """The token of clients that measure devices through a relay. AgentError if its file is unsafe to use."""
-    return read_token(config.token_file, TOKEN_VARIABLE, "token_file")
+    return read_token(config.token_file, "AUTOTAILOR_RELAY_TOKEN", "token_file")
 
 
-def endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoint:
-    """The endpoint on which a service of the fleet listens."""
+def _endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpoint:
     return Endpoint(
         host=config.host,
         port=port,
@@ -110,12 +107,9 @@ def _profile(registry: Registry, config: FleetConfig, word: str) -> Answer:
     import numpy as np
 
     from tasks.measuring.operators import read_operators
-    from tasks.operations.fleet.profiling import (
-        RelayAccess,
-        profile_fleet,  # on demand: making operators needs torch
-    )
+    from tasks.operations.fleet.profiling import RelayAccess, profile_fleet  # on demand: making operators needs torch
 
-    token = token_of(config)
+    token = _token_of(config)
     if config.relay is None or token is None:
         next_step = "write relay=https://HOST:PORT token_file=FILE"
         raise UserError("fleet profile", "devices are measured through their relay", next_step=next_step)
@@ -140,10 +134,8 @@ def _show_profile(found: "FleetProfile") -> Answer:
         numbers = (kind.operators, kind.measured, kind.measurements, round(kind.wall_s))
         table.add_row(kind.table, str(len(kind.verdicts)), *counts, *map(str, numbers))
     Terminal().show(table)
-    for kind in found.kinds:
-        for one in kind.verdicts:
-            if one.state in ("odd", "failed"):
-                Terminal().say(f"{one.device}: {one.state}: {one.reason}")
+    for one in (one for kind in found.kinds for one in kind.verdicts if one.state in ("odd", "failed")):
+        Terminal().say(f"{one.device}: {one.state}: {one.reason}")
     if found.away:
         Terminal().say(f"{len(found.away)} devices did not answer: see 'autotailor fleet devices'")
     kinds = [{**kind._asdict(), "verdicts": [one._asdict() for one in kind.verdicts]} for kind in found.kinds]
@@ -156,14 +148,14 @@ SHOWN_DIGITS = 12
 def _serve(registry: Registry, config: FleetConfig, word: str) -> Answer:
     from tasks.operations.fleet.service import serve_registry
 
-    serve_registry(registry, BundleStore(config.files), endpoint(config, config.port))
+    serve_registry(registry, BundleStore(config.files), _endpoint(config, config.port))
     return {"served": True}
 
 
 def _relay(registry: Registry, config: FleetConfig, word: str) -> Answer:
     from tasks.operations.fleet.service import serve_fleet_relay
 
-    serve_fleet_relay(registry, endpoint(config, config.relay_port, token_of(config)), config.max_model_mib)
+    serve_fleet_relay(registry, _endpoint(config, config.relay_port, _token_of(config)), config.max_model_mib)
     return {"served": True}
 
 
@@ -173,18 +165,14 @@ def _enrol(registry: Registry, config: FleetConfig, word: str) -> Answer:
     owner = config.owner or getpass.getuser()
     with registry.writing() as connection:
         made = new_enrolment(connection, owner, valid_s=3600 * config.valid_hours, count=config.count)
-        _write_tokens([one.token for one in made], config.to)
+        try:  # a new file that only its owner can read
+            with open(os.open(config.to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+                stream.writelines(f"{one.token}\n" for one in made)
+        except OSError as error:
+            got = f"cannot be written ({error.strerror})"
+            raise UserError(f"to={config.to}", got, next_step="name a new file") from error
     Terminal().say(f"{len(made)} tokens, each for one device, for {config.valid_hours:g} h: {config.to}")
     return {"file": str(config.to), "tokens": len(made), "owner": owner}
-
-
-def _write_tokens(tokens: Sequence[str], file: Path) -> None:
-    """Write tokens into a new file that only its owner can read."""
-    try:
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
-            stream.writelines(f"{token}\n" for token in tokens)
-    except OSError as error:
-        raise UserError(f"to={file}", f"cannot be written ({error.strerror})", next_step="name a new file") from error
 
 
 def _devices(registry: Registry, config: FleetConfig, word: str) -> Answer:
@@ -224,22 +212,14 @@ def _rollout(registry: Registry, config: FleetConfig, word: str) -> Answer:
     return {"rollout": number, "bundle": bundle}
 
 
-def _rollouts(registry: Registry, config: FleetConfig, word: str) -> Answer:
-    return {"rollouts": [row._asdict() for row in _show_rollouts(registry)]}
-
-
-def _halt(registry: Registry, config: FleetConfig, word: str) -> Answer:
+def _stopped(registry: Registry, config: FleetConfig, word: str, *, goes_on: bool = False) -> Answer:
     with registry.writing() as connection:
-        stop(connection, _number(word))
+        if goes_on:
+            go_on(connection, _number(word), time.time(), registry.window_s)
+        else:
+            stop(connection, _number(word))
     _show_rollouts(registry)
-    return {"halted": _number(word)}
-
-
-def _go_on(registry: Registry, config: FleetConfig, word: str) -> Answer:
-    with registry.writing() as connection:
-        go_on(connection, _number(word), time.time(), registry.window_s)
-    _show_rollouts(registry)
-    return {"rollout": _number(word)}
+    return {"rollout" if goes_on else "halted": _number(word)}
 
 
 def _show_rollouts(registry: Registry) -> list[RolloutRow]:
@@ -272,9 +252,9 @@ ACTIONS: dict[str, Callable[[Registry, FleetConfig, str], Answer]] = {
     "profile": _profile,
     "add": _add,
     "rollout": _rollout,
-    "rollouts": _rollouts,
-    "halt": _halt,
-    "go-on": _go_on,
+    "rollouts": lambda registry, config, word: {"rollouts": [row._asdict() for row in _show_rollouts(registry)]},
+    "halt": _stopped,
+    "go-on": partial(_stopped, goes_on=True),
 }
 
 

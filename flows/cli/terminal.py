@@ -54,13 +54,9 @@ class TerminalProgress:
     """`tasks.base.progress.Progress` of a command that works no stage: bars with estimates on stderr, inside a block."""
 
     def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-        )
-        self._bars = Bars(*columns, TextColumn("{task.fields[note]}", style="dim"), console=PlainConsole(stderr=True))
+        texts = TextColumn("{task.description}"), TextColumn("{task.fields[note]}", style="dim")
+        columns = BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn()
+        self._bars = Bars(texts[0], *columns, texts[1], console=PlainConsole(stderr=True))
 
     def __enter__(self) -> Self:
         self._bars.start()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flows.config.validate import config_groups
 from tasks.search.choose import FILE_END, FORMS
@@ -16,8 +16,7 @@ from tasks.search.choose import FILE_END, FORMS
 MODEL_END = ".onnx"
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """A flag's written form, and its help."""
 
     form: str
@@ -334,9 +333,9 @@ COMMANDS = {
         ),
         is_word=_without_sign,
         config="flows.config:DeployConfig",
-        check="flows.cli.deploy:with_device",
-        check_config="flows.cli.deploy:check",
-        run="flows.cli.deploy:execute",
+        check="flows.cli.bundles:with_device",
+        check_config="flows.cli.bundles:check_deployed",
+        run="flows.cli.bundles:deploy_bundle",
     ),
     "stress": Command(
         summary="a bundle served while other processes come and go, and what it did: stress DEVICE",
@@ -355,8 +354,8 @@ COMMANDS = {
         ),
         is_word=_without_sign,
         config="flows.config.bundles:StressConfig",
-        check_config="flows.cli.stress:check",
-        run="flows.cli.stress:execute",
+        check_config="flows.cli.bundles:check_stressed",
+        run="flows.cli.bundles:stress_bundle",
     ),
     "partition": Command(
         summary="a SubNet over several devices: partition.devices=[HOME,DEVICE…]",
@@ -467,7 +466,9 @@ def general_help(config_folder: Path | None = None) -> str:
     """Commands, groups with their options (including those of `config_folder`), flags and examples."""
     commands = _table((name, command.summary) for name, command in COMMANDS.items())
     actions = _table((f"lut {form}", text) for form, text in LUT_ACTIONS.items())
-    flags = _table((flag.form, f"{_where(name)}{flag.text}") for name, flag in FLAGS.items())
+    takers = {flag: [name for name, command in COMMANDS.items() if flag in command.flags] for flag in FLAGS}
+    rare = {flag: f"{', '.join(names)}: " for flag, names in takers.items() if len(names) < 3}
+    flags = _table((flag.form, rare.get(name, "") + flag.text) for name, flag in FLAGS.items())
     examples = "\n".join(f"  {line}" for command in COMMANDS.values() for line in command.examples)
     return (
         "usage: autotailor COMMAND [OVERRIDE…] [FLAG…]\n"
@@ -504,12 +505,6 @@ def _groups(groups: dict[str, list[str]], config_folder: Path | None) -> str:
     own = f"; with those of {config_folder}" if config_folder else ""
     table = _table((group, ", ".join(options)) for group, options in groups.items())
     return f"option groups (GROUP=OPTION, device=[A,B], +preset=OPTION; values: GROUP.KEY=VALUE{own}):\n{table}"
-
-
-def _where(flag: str) -> str:
-    """Prefix that names the commands of a flag, if these are fewer than three."""
-    names = [name for name, command in COMMANDS.items() if flag in command.flags]
-    return f"{', '.join(names)}: " if len(names) < 3 else ""
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -1,9 +1,4 @@
-"""Bundles of the latest run.
-
-The config of a bundle under stress.
-
-The config of a deployment.
-"""
+"""Bundles of the latest run, and the configs of a bundle under stress and of a deployment."""
 
 from pathlib import Path
 from typing import Self

@@ -25,6 +25,7 @@ from tasks.base.errors import UserError, shortened
 CONFIG_MODULE = "conf"
 WITH_DEVICES = ("config", "adapt", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
+NO_CLASSES = "configs never name classes to build; remove it"
 FREE_MAPPINGS = re.compile(
     r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"
     r"|partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
@@ -56,9 +57,8 @@ def _unreadable(error: Exception, config_folder: Path | None) -> UserError:
     """The line for an invalid YAML file, with the position that the parser reports."""
     mark = getattr(error, "problem_mark", None)
     place = "" if mark is None else f"{mark.name}:{mark.line + 1}: "
-    reason = getattr(error, "problem", None) or (
-        "nested too deep" if isinstance(error, RecursionError) else shortened(error)
-    )
+    known = "nested too deep" if isinstance(error, RecursionError) else shortened(error)
+    reason = getattr(error, "problem", None) or known
     where = "config" if config_folder is None else f"--config-dir '{config_folder}'"
     return UserError(where, f"{place}no readable YAML ({reason})", next_step="mend the file")
 
@@ -97,9 +97,8 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         except HydraException as error:
             reason = str(error).splitlines()[-2:][0]
             hint = "quote a value that holds '=', ',' or spaces: key='value'"
-            raise UserError(
-                f"option '{text}'", f"cannot be read ({reason})", allowed="key=value", next_step=hint
-            ) from error
+            got = f"cannot be read ({reason})"
+            raise UserError(f"option '{text}'", got, allowed="key=value", next_step=hint) from error
     return parsed
 
 
@@ -123,7 +122,7 @@ def refuse_instantiation(value: Any, where: str = "config") -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if str(key) in INSTANTIATION_KEYS:
-                raise UserError(where, f"has '{key}'", next_step="configs never name classes to build; remove it")
+                raise UserError(where, f"has '{key}'", next_step=NO_CLASSES)
             refuse_instantiation(inner, f"{where}.{key}" if where != "config" else str(key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
@@ -133,11 +132,7 @@ def refuse_instantiation(value: Any, where: str = "config") -> None:
 def _check_override(override: Override, text: str) -> None:
     key = text.split("=", 1)[0].lstrip("+") if SELECTOR.fullmatch(text) else override.key_or_group
     if any(part in INSTANTIATION_KEYS for part in key.split(".")):
-        raise UserError(
-            f"option '{text}'",
-            f"has '{key.rsplit('.', 1)[-1]}'",
-            next_step="configs never name classes to build; remove it",
-        )
+        raise UserError(f"option '{text}'", f"has '{key.rsplit('.', 1)[-1]}'", next_step=NO_CLASSES)
     refuse_instantiation(override.value(), key)
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
         raise UserError(f"option '{text}'", "Hydra's own settings are not options here", next_step=SEE_HELP)
@@ -151,12 +146,8 @@ def _explain(message: str, overrides: Sequence[str], known: Any, groups: Groups)
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", message):
         group, name = match.groups()
         options = groups.get(group, [])
-        return UserError(
-            group,
-            f"'{name}' is no option",
-            allowed=", ".join(options),
-            next_step=nearest(name, options) or SEE_HELP,
-        )
+        hint = nearest(name, options) or SEE_HELP
+        return UserError(group, f"'{name}' is no option", allowed=", ".join(options), next_step=hint)
     if match := re.search(r"Could not (?:override|delete) '([^']+)'", message):
         return _unknown_key(match.group(1), overrides, known)
     if match := re.search(r"Missing mandatory value: (\S+)", message):

@@ -1,8 +1,7 @@
 """A device of a run: its runtime, and the way to its agent.
 
-Devices of a run that are one machine in several runtimes or precisions: `export.together`.
-
-SubNets of a bundle over several devices of a run: `export.placed`.
+Devices that are one machine in several runtimes or precisions: `export.together`. SubNets of a bundle over several
+devices: `export.placed`.
 """
 
 from collections.abc import Mapping
@@ -110,44 +109,28 @@ class DeviceProfile(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _ncnn_has_no_batch_axis(self) -> Self:
+    def _runs_on_its_backend(self) -> Self:
         if self.batch != 1 and self.backend.startswith("ncnn"):
             raise ValueError(f"batch={self.batch} with backend={self.backend}, which has no batch axis; allowed: 1")
-        return self
-
-    @model_validator(mode="after")
-    def _backend_runs_quantised_files(self) -> Self:
         if self.precision == "int8" and self.backend not in IN_INT8:
             raise ValueError(f"precision=int8 with backend={self.backend}; allowed for int8: {', '.join(IN_INT8)}")
-        return self
-
-    @model_validator(mode="after")
-    def _a_core_for_each_thread(self) -> Self:
         if self.cores is not None and (len(set(self.cores)) != self.threads or min(self.cores, default=-1) < 0):
             given = ",".join(map(str, self.cores))
             raise ValueError(f"cores=[{given}] with threads={self.threads}; allowed: null, or {self.threads} different")
         return self
 
     @model_validator(mode="after")
-    def _one_way_there(self) -> Self:
+    def _has_one_way_there(self) -> Self:
         ways = [name for name in ("agent", "agents", "ssh") if getattr(self, name)]
         if len(ways) > 1:
             raise ValueError(f"got {' and '.join(ways)}; allowed: one of agent, agents, ssh")
         if len(set(self.agents)) != len(self.agents):
             raise ValueError("agents: one address is there twice")
-        return self
-
-    @model_validator(mode="after")
-    def _token_for_a_remote_agent(self) -> Self:
-        given = [name for name in ("token_file", "token_env") if getattr(self, name) is not None]
-        if self.urls and len(given) != 1:
+        tokens = [name for name in ("token_file", "token_env") if getattr(self, name) is not None]
+        if self.urls and len(tokens) != 1:
             raise ValueError("an agent elsewhere needs its token: one of token_file=FILE, token_env=NAME")
-        if not self.urls and given:
-            raise ValueError(f"an agent that is started for the run makes its own token; leave {given[0]} out")
-        return self
-
-    @model_validator(mode="after")
-    def _agents_elsewhere_pin_themselves(self) -> Self:
+        if not self.urls and tokens:
+            raise ValueError(f"an agent that is started for the run makes its own token; leave {tokens[0]} out")
         if self.pin_mhz is not None and self.backend == "ncnn-adb":
             raise ValueError(f"pin_mhz={self.pin_mhz} would pin the machine beside the phone; allowed: null")
         if self.pin_mhz is not None and self.urls:

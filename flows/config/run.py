@@ -57,10 +57,7 @@ class TrackingSettings(BaseModel):
     experiment: str = Field(default="autotailor", min_length=1)
 
 
-LOCAL_DEVICES = {
-    "ncnn": DeviceProfile(backend="ncnn"),
-    "onnxruntime": DeviceProfile(backend="onnxruntime"),
-}
+LOCAL_DEVICES = {"ncnn": DeviceProfile(backend="ncnn"), "onnxruntime": DeviceProfile(backend="onnxruntime")}
 
 
 class CommonConfig(BaseModel):
@@ -116,13 +113,12 @@ class CommonConfig(BaseModel):
     @model_validator(mode="after")
     def _what_differs_on_a_device_is_valid(self) -> Self:
         for name in self.device:
-            for field, settings_of in (
-                ("measure", self._measure_of),
-                ("subnet", self._subnet_of),
-                ("resources", self.resources_of),
-            ):
+            for field in ("measure", "subnet", "resources"):
                 try:
-                    settings_of(name)
+                    if field == "resources":
+                        self.resources_of(name)
+                    else:
+                        self._timing_of(name, field)
                 except ValidationError as error:
                     raise ValueError(f"device.{name}.{field}: {one_line(error)}") from error
         return self
@@ -130,11 +126,8 @@ class CommonConfig(BaseModel):
     @model_validator(mode="after")
     def _budgets_and_limits_are_of_devices(self) -> Self:
         search = self.search
-        for field, of_devices in (
-            ("device_budgets_ms", search.device_budgets_ms or {}),
-            ("device_limits", search.device_limits or {}),
-        ):
-            for name in of_devices:
+        for field in ("device_budgets_ms", "device_limits"):
+            for name in getattr(search, field) or {}:
                 if name not in self.device:
                     raise ValueError(f"search.{field}.{name}: no such device; allowed: {', '.join(self.device)}")
         counts = {name: len(search.budgets_of(name) or ()) for name in self.device}
@@ -164,27 +157,15 @@ class CommonConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _devices_together_share_a_bundle(self) -> Self:
+    def _devices_and_data_can_do_it(self) -> Self:
         check_together(self.device, self.export)
-        return self
-
-    @model_validator(mode="after")
-    def _a_bundle_is_placed_over_devices(self) -> Self:
         check_placed(self.device, self.export, self.partition)
-        return self
-
-    @model_validator(mode="after")
-    def _planned_files_run_somewhere(self) -> Self:
         if self.export.planned_memory and not any(device.keeps_order for device in self.device.values()):
             got = ", ".join(f"{name} (backend={device.backend})" for name, device in self.device.items())
             raise ValueError(
                 f"export.planned_memory=true with device {got}: only onnxruntime on a CPU in fp32 runs files in their "
                 "order; allowed: false, or such a device besides"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_problem_of_the_data_can_do_it(self) -> Self:
         check_abilities(self, self.data)
         return self
 
@@ -234,8 +215,8 @@ class CommonConfig(BaseModel):
     def profile_of(self, device: str) -> ProfileSettings:
         """The profile settings of one device, with the changes of its own profile, and the store of the tables."""
         store = self.profile.store or self.folder / TABLES_FOLDER
-        own = {"measure": self._measure_of(device), "subnet": self._subnet_of(device), "store": store}
-        return self.profile.model_copy(update=own)
+        own = {field: self._timing_of(device, field) for field in ("measure", "subnet")}
+        return self.profile.model_copy(update={**own, "store": store})
 
     def with_budgets(self, budgets_ms: Sequence[float]) -> Self:
         """The same with these latency budgets [ms] for every device."""
@@ -248,11 +229,10 @@ class CommonConfig(BaseModel):
             return self.with_budgets([question.rule.value])
         return self
 
-    def _measure_of(self, device: str) -> MeasureSettings:
-        return MeasureSettings.model_validate(self.profile.measure.model_dump() | self.device[device].measure)
-
-    def _subnet_of(self, device: str) -> MeasureSettings:
-        return MeasureSettings.model_validate(self.profile.subnet.model_dump() | self.device[device].subnet)
+    def _timing_of(self, device: str, field: str) -> MeasureSettings:
+        """The settings `measure` or `subnet` of one device."""
+        whole, own = getattr(self.profile, field), getattr(self.device[device], field)
+        return MeasureSettings.model_validate(whole.model_dump() | own)
 
 
 def _name_of_run(network: str, data: DataSettings) -> str:
@@ -335,10 +315,6 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
                 f"{several}.nodes={trainings[several].nodes} with {how}, by which one worker has the stage and the others "
                 "wait; allowed: nodes=1, or an output folder of its own for each node"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_first_stage_has_a_backbone_and_a_head(self) -> Self:
         check_pretraining(self.pretraining, self.model, self.data)
         return self
 

@@ -100,16 +100,12 @@ class SchedulerAddress(NamedTuple):
         return f"{self.protocol}://{host}:{self.port}"
 
 
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 class EvaluateSettings(BaseModel):
     """Where SubNets are evaluated. No result depends on it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    workers: Annotated[str | None, BeforeValidator(_text)] = Field(
+    workers: Annotated[str | None, BeforeValidator(lambda value: str(value) if type(value) is int else value)] = Field(
         None,
         description="null: in this process; 4: in so many processes of this machine, at most one for each core; "
         "dask://HOST:PORT or dask+tls://HOST:PORT: by the workers of a Dask scheduler",
