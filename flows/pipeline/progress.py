@@ -3,20 +3,14 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 
@@ -65,9 +59,7 @@ class RunProgress:
         self._published_s = time.monotonic()
 
     def begin(self, stages: int) -> None:
-        """Begin with this number of stages to come. Call it in the flow, so that the artifact belongs to the run, not to a
-        task.
-        """
+        """Begin with this number of stages to come. Call it in the flow, so that the artifact belongs to the run."""
         with self._lock:
             self._stages = stages
             found = create_progress_artifact(progress=self._percent(), key=PROGRESS_KEY, description=self._text())
@@ -148,12 +140,9 @@ class StageProgress:
     log_metrics: Callable[[dict[str, float], int], None]
     whole: RunProgress
 
-    def bar(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
-        """A bar of `total` pieces, of which an earlier, interrupted run has completed `done`."""
-        return self._bar(name, total, done)
-
     @contextmanager
-    def _bar(self, name: str, total: int, done: int) -> Iterator[Bar]:
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A bar of `total` pieces, of which an earlier, interrupted run has completed `done`."""
         device = self.stage.partition("/")[2]
         description = name if device in name else f"{name} {device}"
         task = self.bars.add_task(description, total=total, completed=done, note="")

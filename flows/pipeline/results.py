@@ -1,7 +1,7 @@
 """Results of stages, which are JSON, parsed into their schemas, and the numbers of stages and runs as MLflow metrics."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tasks.base.schemas.exports import Exports
@@ -61,46 +61,7 @@ def _known(**numbers: float | None) -> Series:
     return {name: [float(value)] for name, value in numbers.items() if value is not None}
 
 
-def of_base(result: BaseResult) -> Series:
-    """Metrics of the base network."""
-    return _known(base_validation_accuracy=result.validation_accuracy, base_test_accuracy=result.test_accuracy)
-
-
-def of_ends(result: FinetuneResult) -> Series:
-    """Metrics of the trained SuperNet."""
-    return _known(
-        largest_validation_accuracy=result.largest_validation_accuracy,
-        largest_test_accuracy=result.largest_test_accuracy,
-        smallest_validation_accuracy=result.smallest_validation_accuracy,
-        smallest_test_accuracy=result.smallest_test_accuracy,
-    )
-
-
-def of_accuracy(result: AccuracyValidation) -> Series:
-    """Metrics of the accuracy predictor."""
-    return _known(
-        accuracy_predictor_mean_error_points=result.mean_error_points,
-        accuracy_predictor_kendall_tau=result.kendall_tau,
-    )
-
-
-def of_latency(result: LatencyValidation) -> Series:
-    """Metrics of a device's latency predictor."""
-    held_out = result.held_out
-    return _known(
-        latency_predictor_median_relative_error=held_out.median_relative_error,
-        latency_predictor_max_relative_error=held_out.max_relative_error,
-        latency_predictor_kendall_tau=held_out.kendall_tau,
-    )
-
-
-def of_engine(result: ChosenEngine) -> Series:
-    """Metrics of the choice of a device's engine."""
-    return _known(engine_speed_up=result.speed_up)
-
-
-def of_front(result: Front) -> Series:
-    """Metrics of a search or a refinement."""
+def _of_front(result: Front) -> Series:
     replaced = None if result.refinement is None else result.refinement.replaced
     return _known(hypervolume=result.hypervolume.value, replaced_winners=replaced)
 
@@ -135,45 +96,66 @@ def of_policies(result: Policies) -> Series:
     )
 
 
-def of_levels(result: Levels) -> Series:
-    """Metrics of the levels of a device."""
-    return _known(
-        levels=len(result.rows),
-        levels_on_front=sum(row.on_front for row in result.rows),
-        levels_kept=sum(row.kept for row in result.rows),
-    )
-
-
-def of_stream(result: StreamedNetwork) -> Series:
-    """Metrics of a SubNet on a stream: the error of each window by method."""
-    return {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods}
-
-
 OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
-    "base": of(BaseResult, of_base),
-    "engine": of(ChosenEngine, of_engine),
-    "finetune": of(FinetuneResult, of_ends),
-    "sensitivities": of(AccuracyValidation, of_accuracy),
-    "latency": of(LatencyValidation, of_latency),
-    "search": of(Front, of_front),
-    "refine": of(Front, of_front),
-    "stream": of(StreamedNetwork, of_stream),
+    "base": of(
+        BaseResult,
+        lambda result: _known(
+            base_validation_accuracy=result.validation_accuracy, base_test_accuracy=result.test_accuracy
+        ),
+    ),
+    "engine": of(ChosenEngine, lambda result: _known(engine_speed_up=result.speed_up)),
+    "finetune": of(
+        FinetuneResult,
+        lambda result: _known(
+            largest_validation_accuracy=result.largest_validation_accuracy,
+            largest_test_accuracy=result.largest_test_accuracy,
+            smallest_validation_accuracy=result.smallest_validation_accuracy,
+            smallest_test_accuracy=result.smallest_test_accuracy,
+        ),
+    ),
+    "sensitivities": of(
+        AccuracyValidation,
+        lambda result: _known(
+            accuracy_predictor_mean_error_points=result.mean_error_points,
+            accuracy_predictor_kendall_tau=result.kendall_tau,
+        ),
+    ),
+    "latency": of(
+        LatencyValidation,
+        lambda result: _known(
+            latency_predictor_median_relative_error=result.held_out.median_relative_error,
+            latency_predictor_max_relative_error=result.held_out.max_relative_error,
+            latency_predictor_kendall_tau=result.held_out.kendall_tau,
+        ),
+    ),
+    "search": of(Front, _of_front),
+    "refine": of(Front, _of_front),
+    "stream": of(
+        StreamedNetwork,
+        lambda result: {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods},
+    ),
     "policy": of(Policies, of_policies),
     "export": of(Exports, of_exports),
-    "front": of(Levels, of_levels),
+    "front": of(
+        Levels,
+        lambda result: _known(
+            levels=len(result.rows),
+            levels_on_front=sum(row.on_front for row in result.rows),
+            levels_kept=sum(row.kept for row in result.rows),
+        ),
+    ),
 }
-"""Metrics of a whole run, by stage."""
+"""Metrics of a whole run, by stage: those of a stream are the errors of each window by method."""
 
 
 def speed_ups(report: Row, points: float) -> Series:
     """Speed-up over the base model by device, for the fastest winner that loses at most `points` of accuracy."""
     _, accuracy = reference(report)
-    rows = _fast(report["devices"], accuracy, points) if accuracy is not None else ()
-    return {f"{name}/speed_up": [ratio] for name, ratio in rows}
-
-
-def _fast(devices: Sequence[Row], accuracy: float, points: float) -> Iterator[tuple[str, float]]:
-    for device in devices:
+    found: dict[str, list[float]] = {}
+    if accuracy is None:
+        return found
+    for device in report["devices"]:
         row, base_ms = fastest_within(device, accuracy, points), device["base"]["measured_ms"]
         if row is not None and base_ms is not None:
-            yield device["name"], base_ms / row["measured_ms"]
+            found[f"{device['name']}/speed_up"] = [base_ms / row["measured_ms"]]
+    return found

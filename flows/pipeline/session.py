@@ -21,7 +21,7 @@ from flows.pipeline.run import Run, Surroundings
 from flows.pipeline.tracking import Tracker, description, parameters, start_tracking
 from flows.pipeline.tracking.addresses import address_of
 from flows.storage import EXPORTS_FOLDER, STAGES_FOLDER
-from flows.storage.mirror import Mirror, mirror_of
+from flows.storage.mirror import mirror_of
 from flows.storage.sharing import RunLocks, StageList, run_locks
 from tasks.base.artifacts import Store, write_bytes
 from tasks.base.errors import UserError
@@ -44,9 +44,8 @@ def evaluation_workers(settings: EvaluateSettings, *, needed: bool) -> Iterator[
     try:
         from flows.pipeline.workers.cluster import DaskWorkers
     except ImportError as error:
-        raise UserError(
-            f"evaluate.workers={settings.workers}", str(error), next_step="in the clone: pip install -e '.[dask]'"
-        ) from error
+        where, hint = f"evaluate.workers={settings.workers}", "in the clone: pip install -e '.[dask]'"
+        raise UserError(where, str(error), next_step=hint) from error
     with DaskWorkers(settings) as workers:
         if needed and settings.scheduler:
             workers.connect()
@@ -75,7 +74,8 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         if mirror is not None:
             mirror.check()
         devices = stack.enter_context(Devices(config.device, locks.turn))
-        if _asks_devices(config, until):
+        plays = until == STREAM and isinstance(config, RunConfig) and not config.stream.searched
+        if until not in WITHOUT_DEVICES and not plays:  # it measures there, or continues from measurements there
             for name in config.device:
                 devices.fingerprint(name)
         workers = stack.enter_context(evaluation_workers(config.evaluate, needed=until not in WITHOUT_EVALUATION))
@@ -84,13 +84,6 @@ def open_run(config: FlowConfig, until: str) -> Iterator[Run]:
         bars = stack.enter_context(terminal_bars(PlainConsole(stderr=True)))
         around = Surroundings(Store(config.folder / STAGES_FOLDER), devices, workers, mirror)
         yield from _ended(Run(around, tracker, bars, folder, locks), config, until)
-
-
-def _asks_devices(config: FlowConfig, until: str) -> bool:
-    """Whether a run up to a stage measures on devices, or continues from measurements there."""
-    if until == STREAM and isinstance(config, RunConfig):
-        return bool(config.stream.searched)
-    return until not in WITHOUT_DEVICES
 
 
 def _begun(config: FlowConfig, until: str, folder: Path, locks: RunLocks) -> Tracker:
@@ -112,8 +105,11 @@ def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
     try:
         yield run
         run.keep_own_stages()
-        if run.mirror is not None:
-            _publish(run.mirror, run.folder, config, until)
+        if run.mirror is not None:  # files for users: the run's folder, the latest report, and those of each device
+            exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
+            own = [file for file in sorted(run.folder.rglob("*")) if file.is_file()]
+            files = [file.relative_to(run.mirror.folder).as_posix() for file in own]
+            run.mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])
     except BaseException as error:
         if not run.locks.is_lost and not run.is_shared:
             run.tracker.end("KILLED" if is_interruption(error) else "FAILED")
@@ -122,10 +118,3 @@ def _ended(run: Run, config: FlowConfig, until: str) -> Iterator[Run]:
         run.tracker.finish(run.tracker.run_id)
     else:
         run.tracker.end()
-
-
-def _publish(mirror: Mirror, folder: Path, config: FlowConfig, until: str) -> None:
-    """Upload files for users: the run's folder, the latest report, and the latest files of each device."""
-    exports = [f"{EXPORTS_FOLDER}/{name}" for name in config.device] if until in EXPORTING else []
-    files = [file.relative_to(mirror.folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()]
-    mirror.publish_results(exports, [*files, *((PAGE_FILE, DATA_FILE) if until == REPORT else ())])

@@ -18,8 +18,8 @@ from prefect.cache_policies import NO_CACHE
 import tailor_ir
 from flows.config import AdaptConfig, AdaptStage, FlowConfig, RunConfig, RunStage, leveled
 from flows.pipeline.complete import remember
+from flows.pipeline.pages import plan_rows
 from flows.pipeline.pages.publish import publish_plan, publish_report
-from flows.pipeline.pages.tables import plan_rows
 from flows.pipeline.refusals import check_given, check_places
 from flows.pipeline.results import speed_ups
 from flows.pipeline.run import Run
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
     """Write the report to the run's folder, and a copy, the latest report, to the output folder."""
-    result = _write(run, config, _sources(run, config, outputs))
-    run.tracker.once("report", partial(_tell, run, config, result))
+    result, tracker = _write(run, config, _sources(run, config, outputs)), run.tracker
+
+    def tell() -> None:
+        tracker.log_series(tracker.run_id, speed_ups(result, config.report.accuracy_points))
+        tracker.describe("\n".join(headline_lines(result)))
+
+    tracker.once("report", tell)
     return {"report_html": str(config.folder / PAGE_FILE), "run": str(run.folder), **result}
-
-
-def _tell(run: Run, config: FlowConfig, result: dict[str, Any]) -> None:
-    run.tracker.log_series(run.tracker.run_id, speed_ups(result, config.report.accuracy_points))
-    run.tracker.describe("\n".join(headline_lines(result)))
 
 
 @task(name="report", task_run_name="report", persist_result=False, cache_policy=NO_CACHE)

@@ -1,17 +1,20 @@
-"""A run on Prefect's pages: results of stages, levels, exit policies and streams as short named texts.
+"""A run on Prefect's pages: results of stages, levels, exit policies and streams as short named texts, and rows of tables.
 
-They are lines of the run's log, and summaries of stages. Each function takes the schema of a stage's result, or the
+The texts are lines of the run's log, and summaries of stages. Each function takes the schema of a stage's result, or the
 JSON if the result has no schema (`flows.pipeline.results.of` parses the JSON). The stage's row in the table of stages
-names its functions.
+names its functions. Tables have a device's winners, as far as they are known, or a dry run.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from flows.pipeline.results import numbers, of
-from tasks.base.pages.text import amount, count, milliseconds, percent
-from tasks.base.schemas.exports import Exports, Latency
+from tasks.base.pages.text import amount, count, millions, milliseconds, percent
+from tasks.base.schemas.exports import Card, ExportedWinner, Exports
 from tasks.base.schemas.predictions import AccuracyValidation, LatencyValidation, Resources, Uncertainty
 from tasks.base.schemas.results import (
     BaseResult,
@@ -30,13 +33,18 @@ from tasks.evaluation.uncertainty import predicted, uncertain
 from tasks.exits.policies import Policies
 from tasks.export.operating_points import Levels
 from tasks.measuring.runtime_options.settings import ChosenEngine
+from tasks.report.headline import kept
 from tasks.report.streams import events_text
+
+if TYPE_CHECKING:
+    from tasks.measuring.profile import ProfilePlan
 
 Facts = dict[str, str]
 """Name -> text, in display order."""
 
 MOST_FAILURES = 3
 NONE = "–"
+SPACE = {"SubNets": "distinct", "variables": "variables", "modifications": "modifications"}
 
 
 def plain(result: StageResult) -> Facts:
@@ -64,11 +72,7 @@ def named_by(score: str, facts: Facts) -> Facts:
 
 def space(result: StageResult) -> Facts:
     """Facts on a SuperNet's space."""
-    return _space(result["distinct"], result["variables"], result["modifications"])
-
-
-def _space(distinct: int, variables: int, modifications: int) -> Facts:
-    return {"SubNets": count(distinct), "variables": count(variables), "modifications": count(modifications)}
+    return {name: count(result[field]) for name, field in SPACE.items()}
 
 
 def remarks(result: StageResult) -> Facts:
@@ -97,13 +101,11 @@ def trained(result: FinetuneResult) -> Facts:
 
 def ends(result: EndsAccuracy) -> Facts:
     """Accuracies of a SuperNet's largest and smallest SubNet."""
+    samples = {"test": result.test_samples, "validation": result.validation_samples}
     return {
-        "largest SubNet, test accuracy": uncertain(result.largest_test_accuracy, result.test_samples),
-        "largest SubNet, validation accuracy": uncertain(result.largest_validation_accuracy, result.validation_samples),
-        "smallest SubNet, test accuracy": uncertain(result.smallest_test_accuracy, result.test_samples),
-        "smallest SubNet, validation accuracy": uncertain(
-            result.smallest_validation_accuracy, result.validation_samples
-        ),
+        f"{end} SubNet, {split} accuracy": uncertain(getattr(result, f"{end}_{split}_accuracy"), samples[split])
+        for end in ("largest", "smallest")
+        for split in samples
     }
 
 
@@ -120,8 +122,8 @@ def given(result: StageResult) -> Facts:
 
 def operators(result: EnumerateResult) -> Facts:
     """Facts on an enumeration."""
-    sizes = _space(result.distinct, result.variables, result.modifications)
-    return {"unique operators": count(result.unique_operators), **sizes}
+    names = {"unique operators": "unique_operators", **SPACE}
+    return {name: count(getattr(result, field)) for name, field in names.items()}
 
 
 def types(result: EnumerateResult) -> Facts:
@@ -218,7 +220,9 @@ def front(result: Front) -> Facts:
         "winners": count(len(rows)),
         "different ones": count(len({row.digest for row in rows})),
         "predicted latency": _range((row.predicted_ms for row in rows), milliseconds),
-        "predicted accuracy": _predicted(rows, result.uncertainty),
+        "predicted accuracy": _range(
+            (row.predicted_accuracy for row in rows), partial(predicted, known=result.uncertainty)
+        ),
     }
     if any(row.measured_accuracy is not None for row in rows):
         found["validation accuracy"] = _measured((row.measured_accuracy for row in rows), result.uncertainty.samples)
@@ -256,6 +260,7 @@ def exported(result: Exports) -> Facts:
     failed = sum(file.state == "failed" for file in files)
     adapted = [card.adapted for card in result.subnets if card.adapted is not None]
     aligned = sum(one.input_deviations is not None for one in adapted)
+    own = result.largest.own_choices
     return {
         "winners": count(len(rows)),
         **({"SubNets as they have adapted": count(len(adapted))} if adapted else {}),
@@ -263,16 +268,11 @@ def exported(result: Exports) -> Facts:
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "largest SubNet": milliseconds(result.largest.latency.p50_ms),
-        **_own_choices(result.largest.own_choices),
+        **({"largest SubNet by the runtime's own choices": milliseconds(own.p50_ms)} if own is not None else {}),
         "test accuracy": _measured((row.accuracy.get("test") for row in rows), samples.get("test")),
         "checked files": count(len(files) - failed),
         "failed files": count(failed),
     }
-
-
-def _own_choices(latency: Latency | None) -> Facts:
-    """Latency of the largest SubNet with the runtime's own implementations; empty if no others were chosen."""
-    return {} if latency is None else {"largest SubNet by the runtime's own choices": milliseconds(latency.p50_ms)}
 
 
 def failures(result: Exports) -> Facts:
@@ -312,15 +312,10 @@ def _counts(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number}" for name, number in values.items())
 
 
-def _within(kept: Iterable[bool | None]) -> str:
+def _within(are_kept: Iterable[bool | None]) -> str:
     """The number of winners within budget, out of all (None: unknown)."""
-    every = list(kept)
+    every = list(are_kept)
     return f"{sum(map(bool, every))} of {len(every)}"
-
-
-def _predicted(rows: Sequence[Winner], known: Uncertainty) -> str:
-    """The lowest and the highest predicted accuracy, with their errors."""
-    return _range((row.predicted_accuracy for row in rows), partial(predicted, known=known))
 
 
 def _measured(shares: Iterable[float | None], samples: int | None) -> str:
@@ -339,11 +334,11 @@ def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str:
 
 def levels(result: Levels) -> Facts:
     """The number of combinations in total, on the front, and kept, by format."""
-    kept = Counter(row.format for row in result.rows if row.kept)
+    formats = Counter(row.format for row in result.rows if row.kept)
     return {
         "combinations": count(len(result.rows)),
         "on the front": count(sum(row.on_front for row in result.rows)),
-        "kept": f"{sum(kept.values())} ({', '.join(f'{number} {form}' for form, number in kept.items())})",
+        "kept": f"{sum(formats.values())} ({', '.join(f'{number} {form}' for form, number in formats.items())})",
     }
 
 
@@ -387,3 +382,98 @@ def events(result: StreamedNetwork) -> Facts:
     """Events of guards, and the methods left out."""
     told = {f"events, {one.method}": events_text(one) for one in result.methods if one.events}
     return told | {f"left out, {method}": why for method, why in result.left_out.items()}
+
+
+Row = Mapping[str, Any]
+"""A part of a report, as JSON."""
+WITHIN = {True: "yes", False: "misses"}
+
+
+def front_rows(front: Front) -> list[Facts]:
+    """The winners of a search, or the measured winners of a refinement."""
+    return [
+        _winner(
+            row,
+            row,
+            NONE if row.within_budget is None else WITHIN[row.within_budget],
+            {"validation": uncertain(row.measured_accuracy, front.uncertainty.samples)},
+            front.uncertainty,
+        )
+        for row in front.winners
+    ]
+
+
+def exported_rows(exports: Exports) -> list[Facts]:
+    """The winners as exported and measured."""
+    cards = {card.digest: card for card in exports.subnets}
+    return [
+        _winner(
+            row,
+            card := cards[row.digest],
+            _kept(row.measured_ms, row.within_budget),
+            {split: uncertain(share, card.samples.get(split)) for split, share in row.accuracy.items()},
+            exports.uncertainty,
+        )
+        for row in exports.winners
+    ]
+
+
+def _kept(measured_ms: float | None, is_kept: bool) -> str:
+    """Budget result of a winner that was to be measured."""
+    return "failed" if measured_ms is None else WITHIN[is_kept]
+
+
+def _winner(
+    row: Winner | ExportedWinner,
+    sizes: Winner | Card,
+    within: str,
+    accuracy: Mapping[str, str],
+    known: Uncertainty,
+) -> Facts:
+    """A row for one winner. accuracy: measured accuracy by split."""
+    return {
+        "budget": milliseconds(row.budget_ms),
+        "predicted": milliseconds(row.predicted_ms),
+        "measured": milliseconds(row.measured_ms),
+        "within budget": within,
+        "predicted accuracy": predicted(row.predicted_accuracy, known),
+        "validation accuracy": accuracy.get("validation", NONE),
+        "test accuracy": accuracy.get("test", NONE),
+        "MACs": millions(sizes.macs),
+        "parameters": millions(sizes.parameters),
+        "SubNet": row.digest,
+    }
+
+
+def plan_rows(plan: Mapping[str, ProfilePlan]) -> list[Facts]:
+    """A dry run of profiling: a row for each device."""
+    counts = ("operators", "known", "known_noisy", "known_failed", "to_measure")
+    return [
+        {
+            "device": device,
+            **{name.replace("_", " "): count(dict[str, Any](row)[name]) for name in counts},
+            "device time": f"{row['estimated_s']:.1f} s",
+            "estimated from": row["estimated_from"],
+        }
+        for device, row in plan.items()
+    ]
+
+
+def report_rows(device: Row) -> list[Facts]:
+    """The base model, and the winners on one device of a report that keep their budget."""
+    rows = [("base model", NONE, device["base"])]
+    for row in kept(device):
+        rows.append((milliseconds(row["budget_ms"]), _kept(row["measured_ms"], row["within_budget"]), row))
+    return [
+        {
+            "budget": budget,
+            "predicted": milliseconds(row.get("predicted_ms")),
+            "measured": milliseconds(row["measured_ms"]),
+            "within budget": within,
+            "test accuracy": uncertain(row["accuracy"], device.get("test_samples")),
+            "MACs": millions(row["macs"]),
+            "parameters": millions(row["parameters"]),
+            "resolution": str(row["resolution"]),
+        }
+        for budget, within, row in rows
+    ]

@@ -13,8 +13,7 @@ from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.pipeline.pages import Facts, named_by
-from flows.pipeline.pages.tables import Row, report_rows
+from flows.pipeline.pages import Facts, Row, named_by, report_rows
 from flows.pipeline.progress import artifact_key
 from flows.pipeline.run import Output
 from tasks.report.headline import unkept
@@ -78,24 +77,19 @@ def front_picture(device: Row) -> str:
         ([row for row in winners if row["on_front"]], "winners", "o-", BLUE, True),
         ([device["base"]], device["base"]["name"], "*", GREEN, True),
     ):
-        if points := _points(rows):
-            size = 14 if marker == "*" else 7
-            face = color if filled else "none"
-            axes.plot(
-                *zip(*points, strict=True), marker, color=color, markerfacecolor=face, label=name, markersize=size
-            )
+        known = [row for row in rows if row["measured_ms"] is not None and row["accuracy"] is not None]
+        if points := sorted((row["measured_ms"], 100 * row["accuracy"]) for row in known):
+            look: dict[str, Any] = {
+                "markersize": 14 if marker == "*" else 7,
+                "markerfacecolor": color if filled else "none",
+            }
+            axes.plot(*zip(*points, strict=True), marker, color=color, label=name, **look)
     axes.grid(alpha=0.3)
     if axes.has_data():
         axes.legend()
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _points(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Latency [ms] and accuracy [%] of the SubNets that have both, sorted by latency."""
-    known = [row for row in rows if row["measured_ms"] is not None and row["accuracy"] is not None]
-    return sorted((row["measured_ms"], 100 * row["accuracy"]) for row in known)
 
 
 def publish_stage(output: Output, facts: Facts) -> None:

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.config import FlowConfig, RunConfig
 from flows.pipeline import pages
 from flows.pipeline.results import of
-from flows.pipeline.run import Output
 from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Scope, StageSpec, model_key
-from flows.pipeline.stages.winners import chosen, searched_supernet
+from flows.pipeline.stages.winners import chosen, evaluation_settings, searched_supernet
 from importing import later_names
 from tasks.base.artifacts import key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.placed import ChosenImplementations
 from tasks.base.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import BASELINES_FILE, COMPARED_FILE, FRONT_FILE, Baselines, Compared
 from tasks.evaluation.models import ModelSettings
-from tasks.evaluation.settings import EvaluationSettings
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.search.settings import Sibling
 from tasks.training.finetune.settings import BaseSettings
 
 if TYPE_CHECKING:
-    from tasks.measuring.subnets import LeasedDevice
     from tasks.search import baselines
     from tasks.training import base_network as base
 else:
     globals().update(later_names(__file__))
-
-
-def _siblings(config: FlowConfig) -> Sequence[str]:
-    """Numbers of the siblings as labels; names are not unique, since two siblings may differ in options alone."""
-    count = len(config.baselines.siblings) if isinstance(config, RunConfig) else 0
-    return [str(number) for number in range(count)]
 
 
 def _sibling_of(at: Context) -> Sibling:
@@ -49,15 +39,18 @@ def _training(at: Context) -> BaseSettings:
     return config.base.model_copy(update={"epochs": config.base.epochs + config.finetune.epochs})
 
 
-def _train(at: Context, out: Path, progress: Progress) -> StageResult:
-    one = _sibling_of(at)
-    return base.run(_training(at), one.model, at.config.data, out, progress, f"training {one.name}")
-
-
 SIBLING = StageSpec(
     name="sibling",
-    body=_train,
-    scope=Scope(labels=_siblings, suffix=lambda config, label: config.baselines.siblings[int(label)].name),
+    body=lambda at, out, progress: base.run(
+        _training(at), _sibling_of(at).model, at.config.data, out, progress, f"training {_sibling_of(at).name}"
+    ),
+    scope=Scope(
+        # numbers as labels: names are not unique, since two siblings may differ in options alone
+        labels=lambda config: (
+            [str(number) for number in range(len(config.baselines.siblings))] if isinstance(config, RunConfig) else []
+        ),
+        suffix=lambda config, label: config.baselines.siblings[int(label)].name,
+    ),
     modules=("tasks.training.base_network", "tasks.training.finetune.worker"),
     settings=lambda at: key_settings(_training(at)),
     inputs=lambda at: (model_key(_sibling_of(at).model), at.data),
@@ -92,48 +85,26 @@ def _weights(at: Context) -> list[Path]:
     return [one.folder / WEIGHTS_FILE for one in trained.values()]
 
 
-def _files(config: FlowConfig) -> list[tuple[str, Path]]:
-    return [(name, path) for name, paths in config.baselines.files.items() for path in paths]
-
-
-def _networks(at: Context) -> list[baselines.Trained]:
-    trained = [
-        baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
-        for one, file in zip(at.config.baselines.siblings, _weights(at), strict=True)
-    ]
-    given = [baselines.Trained(baseline=name, name=path.name, model=_onnx(path)) for name, path in _files(at.config)]
-    return trained + given
-
-
-def _onnx(path: Path) -> ModelSettings:
-    return ModelSettings(kind="onnx", name=path.name, path=path)
-
-
-def _baseline_settings(at: Context) -> dict[str, Any]:
-    config = at.config
-    precision = config.precision_of(_devices(at)[0])
-    return {
-        **key_settings(config.baselines),
-        "files": [[name, path.name] for name, path in _files(config)],
-        "search": key_settings(config.search),
-        "predict": {**key_settings(config.predict, EvaluationSettings), **({} if precision is None else precision.key)},
-    }
-
-
-def _baseline_inputs(at: Context) -> tuple[Any, ...]:
-    fronts: Mapping[str, Path] = _fronts(at)
-    files = (path for _, path in _files(at.config))
-    accuracy = at.sensitivities(_devices(at)[0])
-    return at.data, at.trained, accuracy, list(fronts), *fronts.values(), *_weights(at), *files
+def _files(at: Context) -> list[tuple[str, Path]]:
+    return [(name, path) for name, paths in at.config.baselines.files.items() for path in paths]
 
 
 def _baselines(at: Context, out: Path, progress: Progress) -> StageResult:
+    config = at.config
+    trained = [
+        baselines.Trained(baseline="siblings", name=one.title, model=one.model, weights=file)
+        for one, file in zip(config.baselines.siblings, _weights(at), strict=True)
+    ]
+    given = [
+        baselines.Trained(baseline=name, name=path.name, model=ModelSettings(kind="onnx", name=path.name, path=path))
+        for name, path in _files(at)
+    ]
     request = baselines.BaselineRequest(
-        settings=at.config.baselines,
-        search=at.config.search,
+        settings=config.baselines,
+        search=config.search,
         searched=searched_supernet(at, _devices(at)[0]),
-        data=at.config.data,
-        networks=_networks(at),
+        data=config.data,
+        networks=trained + given,
         fronts=_fronts(at),
     )
     return baselines.choose(request, out, progress)
@@ -146,8 +117,21 @@ BASELINES = StageSpec(
     needs=("finetune", "sensitivities", "search"),
     reads=("int8", "refine", "sibling"),
     modules=("tasks.search.baselines",),
-    settings=_baseline_settings,
-    inputs=_baseline_inputs,
+    settings=lambda at: {
+        **key_settings(at.config.baselines),
+        "files": [[name, path.name] for name, path in _files(at)],
+        "search": key_settings(at.config.search),
+        "predict": evaluation_settings(at, _devices(at)[0]),
+    },
+    inputs=lambda at: (
+        at.data,
+        at.trained,
+        at.sensitivities(_devices(at)[0]),
+        _devices(at),
+        *_fronts(at).values(),
+        *_weights(at),
+        *(path for _, path in _files(at)),
+    ),
     artifacts=lambda at: (BASELINES_FILE,),
     facts=of(Baselines, pages.baselines),
     wanted=lambda config, until: config.baselines.wanted,
@@ -155,23 +139,21 @@ BASELINES = StageSpec(
 """The networks of all baselines and the winners of all devices, with their accuracies in one precision."""
 
 
-def _chosen_for(at: Context) -> Output:
-    """The baselines of a device."""
-    return at.output("baselines", INT8 if at.device in at.config.in_int8 else ALONE)
+def _chosen_for(at: Context) -> Path:
+    """The folder with the baselines of a device."""
+    return at.output("baselines", INT8 if at.device in at.config.in_int8 else ALONE).folder
 
 
 def _compare(at: Context, out: Path, progress: Progress) -> StageResult:
     profile = at.config.profile_of(at.device)
     request = baselines.ComparisonRequest(
         supernet=at.trained,
-        baselines=_chosen_for(at).folder,
+        baselines=_chosen_for(at),
         timing=at.config.predict,
         in_situ=profile.subnet if profile.method == "in situ" else None,
         store=at.store,
     )
-    with at.run.devices.exclusive(at.device, at.engine) as client:
-        implementations = ChosenImplementations.read(at.implementations())
-        device = LeasedDevice(name=at.device, client=client, batch=at.batch, implementations=implementations)
+    with at.leased() as device:
         return baselines.compare_on(device, request, out, progress)
 
 
@@ -190,7 +172,7 @@ COMPARED = StageSpec(
         at.fingerprint,
         at.device,
         at.trained,
-        _chosen_for(at).folder / BASELINES_FILE,
+        _chosen_for(at) / BASELINES_FILE,
         at.implementations(),
     ),
     artifacts=lambda at: (COMPARED_FILE,),

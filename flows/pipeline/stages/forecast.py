@@ -7,9 +7,9 @@ before.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from flows.config import FlowConfig
 from flows.pipeline.devices import Devices
@@ -28,17 +28,6 @@ UNKNOWN = "–"
 TIMES = "time: of the device, by the settings; *: as long as it took here last; –: not known before its first run here"
 """The line below a table of expectations."""
 REPORT_S = 1.0
-
-
-class ExpectationRow(TypedDict):
-    """An `Expectation` as JSON."""
-
-    stage: str
-    state: State
-    why: str
-    device_s: float | None
-    last_s: float | None
-    folder: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +54,9 @@ class Expectation:
             return f"about {self.device_s:.0f} s"
         return UNKNOWN if self.last_s is None else f"about {self.last_s:.0f} s*"
 
-    def to_json(self) -> ExpectationRow:
+    def to_json(self) -> dict[str, Any]:
         """The row for `--json`."""
-        return {
-            "stage": self.stage,
-            "state": self.state,
-            "why": self.why,
-            "device_s": self.device_s,
-            "last_s": self.last_s,
-            "folder": None if self.folder is None else str(self.folder),
-        }
+        return {**asdict(self), "folder": None if self.folder is None else str(self.folder)}
 
 
 def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list[Expectation]:
@@ -107,8 +89,10 @@ class _Forecast:
         for label in spec.scope.labels(self._config):
             at = Context(self._around, self._config, spec, label, self.outputs)
             waits_for = sorted({title for name in (*spec.needs, *spec.reads) for title in self._missing(name, label)})
-            if waits_for:
-                yield self._depending(at, waits_for)
+            if waits_for and not self._around.is_known(at.title):
+                yield self._not_complete(at, "to work", "no folder yet")
+            elif waits_for:
+                yield self._not_complete(at, "depends", f"on what {' and '.join(waits_for)} will give")
             else:
                 row, output = self._known(spec.at(at), at)
                 yield row
@@ -125,12 +109,6 @@ class _Forecast:
         own = label if label in labels else ALONE
         return [missing[own]] if own in missing else [] if own in labels else list(missing.values())
 
-    def _depending(self, at: Context, waits_for: Sequence[str]) -> Expectation:
-        title = at.title
-        if not self._around.is_known(title):
-            return self._not_complete(at, "to work", "no folder yet")
-        return self._not_complete(at, "depends", f"on what {' and '.join(waits_for)} will give")
-
     def _not_complete(self, at: Context, state: State, why: str) -> Expectation:
         """The row of a stage with the time that it is expected to take."""
         lasted = _lasted(self._around.store.finished(at.title), at.spec.epochs(at))
@@ -143,16 +121,8 @@ class _Forecast:
         if not folder.complete or harm:
             why = f"damaged: {harm}" if harm else _why(stage, folder, self._around)
             return self._not_complete(at, "to work", why), None
-        seconds = folder.result()[SECONDS]
-        output = Output(
-            stage=stage.name,
-            key=folder.final.name,
-            folder=folder.final,
-            result=folder.result(),
-            seconds=seconds,
-            cached=True,
-        )
-        return Expectation(stage.name, "complete", f"took {seconds:.1f} s", folder=folder.final), output
+        output = Output.of(stage.name, folder, cached=True)
+        return Expectation(stage.name, "complete", f"took {output.seconds:.1f} s", folder=folder.final), output
 
 
 def _lasted(finished: Sequence[Path], epochs: int | None) -> Iterator[float]:
@@ -181,16 +151,11 @@ def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:
     found = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]
     if not found:
         return "settings, inputs or code changed"
-    names, is_code_changed = min(found, key=lambda pair: len(pair[0]))
-    return _changed(names, is_code_changed)
-
-
-def _changed(settings: Sequence[str], code: bool) -> str:
-    """The difference from the most similar folder in the store."""
-    if settings:
-        more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
-        return f"settings changed: {', '.join(settings[:SHOWN])}{more}"
-    return "code changed" if code else "inputs changed"
+    names, is_code_changed = min(found, key=lambda pair: len(pair[0]))  # the most similar folder
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return f"settings changed: {', '.join(names[:SHOWN])}{more}"
+    return "code changed" if is_code_changed else "inputs changed"
 
 
 def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
@@ -203,4 +168,4 @@ def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    return "–" if value is None else str(value).replace("'", "").replace(" ", "")
+    return UNKNOWN if value is None else str(value).replace("'", "").replace(" ", "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.config import FlowConfig
 from flows.pipeline import pages
@@ -13,7 +13,7 @@ from flows.pipeline.run import Run
 from flows.pipeline.stages.spec import ALONE, DEVICES, Context, Outputs, StageSpec
 from flows.pipeline.stages.supernets import operators_of
 from importing import later_names
-from profiling_agents.messages import DEFAULT_ENGINE, Engine
+from profiling_agents.messages import DEFAULT_ENGINE
 from tasks.base.artifacts import key_settings
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, LUT_FOLDER, OPERATORS_FILE
@@ -55,12 +55,7 @@ def _profile_device_s(at: Context) -> float | None:
     stage, label = ("enumerate", ALONE) if at.batch == 1 else ("batches", str(at.batch))
     if at.run.mirror is not None or label not in at.outputs(stage):
         return None
-    return _plan(at, _known_engine(at))["estimated_s"]
-
-
-def _sensitivities(at: Context, out: Path, progress: Progress) -> StageResult:
-    workspace = at.workspace(out, progress)
-    return sensitivity.run(at.config.predict, at.config.data, at.trained, workspace, at.workers)
+    return _plan(at)["estimated_s"]
 
 
 def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -75,13 +70,6 @@ def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
         return latency.run(settings, at.supernet, profiled, client, out, progress, at.batch)
 
 
-def _resources(at: Context, out: Path, progress: Progress) -> StageResult:
-    settings, timed, profiled = (
-        at.config.resources_of(at.device), at.output("latency").folder, at.output("profile").folder
-    )  # fmt: skip
-    return resources.run(settings, at.supernet, out, timed, at.batch, profiled)
-
-
 def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
     settings = at.config.engine_of(at.device)
     with at.run.devices.exclusive(at.device) as client:
@@ -94,32 +82,25 @@ def _by_operator(at: Context) -> bool:
     return at.config.profile_of(at.device).method == "in situ"
 
 
-def _engine_device_s(at: Context) -> float:
-    """Upper bound of the time [s]; the choice under test when the limit is reached may exceed it."""
-    settings = at.config.engine_of(at.device)
-    return settings.limit_s if settings.tune else 0.0
-
-
-def _engine_settings(at: Context) -> dict[str, Any]:
-    return {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)}
-
-
 ENGINE = StageSpec(
     name="engine",
     body=_engine,
     scope=DEVICES,
     needs=("compile",),
     modules=("tasks.measuring.runtime_options",),
-    settings=_engine_settings,
+    settings=lambda at: {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)},
     inputs=lambda at: (at.fingerprint, at.device, at.supernet / GRAPH_FILE),
     artifacts=lambda at: (ENGINE_FILE,),
     facts=of(ChosenEngine, pages.engine),
     details=of(ChosenEngine, pages.tried_engines),
-    device_s=_engine_device_s,
+    device_s=lambda at: settings.limit_s if (settings := at.config.engine_of(at.device)).tune else 0.0,
     wanted=lambda config, until: any(config.engine_of(name).wanted for name in config.device),
     agent=True,
 )
-"""The options with which the runtime of one device runs whole networks. All later stages run models with them."""
+"""The options with which the runtime of one device runs whole networks. All later stages run models with them.
+
+Its time is an upper bound; the choice under test when the limit is reached may exceed it.
+"""
 
 PROFILE = StageSpec(
     name="profile",
@@ -142,7 +123,9 @@ PROFILE = StageSpec(
 
 SENSITIVITIES = StageSpec(
     name="sensitivities",
-    body=_sensitivities,
+    body=lambda at, out, progress: sensitivity.run(
+        at.config.predict, at.config.data, at.trained, at.workspace(out, progress), at.workers
+    ),
     needs=("finetune",),
     modules=("tasks.prediction.sensitivity",),
     settings=lambda at: key_settings(at.config.predict, AccuracySettings),
@@ -194,7 +177,14 @@ LATENCY = StageSpec(
 
 RESOURCES = StageSpec(
     name="resources",
-    body=_resources,
+    body=lambda at, out, progress: resources.run(
+        at.config.resources_of(at.device),
+        at.supernet,
+        out,
+        at.output("latency").folder,
+        at.batch,
+        at.output("profile").folder,
+    ),
     scope=DEVICES,
     needs=("compile", "profile", "latency"),
     modules=("tasks.prediction.resources",),
@@ -215,19 +205,13 @@ RESOURCES = StageSpec(
 
 
 def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> ProfilePlan:
-    """The plan of profiling on one device; nothing is measured.
-
-    It uses the engine chosen by a finished stage, or the runtime's defaults if no stage has chosen one.
-    """
-    at = Context(run, config, PROFILE, device, outputs)
-    return _plan(at, _known_engine(at))
+    """The plan of profiling on one device; nothing is measured."""
+    return _plan(Context(run, config, PROFILE, device, outputs))
 
 
-def _plan(at: Context, engine: Engine) -> ProfilePlan:
+def _plan(at: Context) -> ProfilePlan:
+    """The plan with the engine that a finished stage has chosen, or with the runtime's defaults."""
+    folder = at.run.found(ENGINE.at(at.of(ENGINE)))
+    engine = ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE
     capabilities = at.run.devices.client(at.device).with_engine(engine).capabilities()
     return make_plan(at.config.profile_of(at.device), operators_of(at), capabilities, at.supernet, at.batch)
-
-
-def _known_engine(at: Context) -> Engine:
-    folder = at.run.found(ENGINE.at(at.of(ENGINE)))
-    return ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE

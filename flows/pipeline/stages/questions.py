@@ -110,13 +110,11 @@ def _exported(run: Run, config: FlowConfig, files: Sequence[str], outputs: Outpu
         folder = run.folder / "chosen" / device
         folder.mkdir(parents=True, exist_ok=True)
         digests = tuple(subnet.digest for subnet in subnets)
-        searched.front.model_copy(update={"winners": subnets, "front": digests, "baseline": ()}).write(
-            folder / FRONT_FILE
-        )
+        given = {"winners": subnets, "front": digests, "baseline": ()}
+        searched.front.model_copy(update=given).write(folder / FRONT_FILE)
         searches[device] = replace(searches[device], folder=folder)
-    as_chosen = config.model_copy(
-        update={"export": config.export.model_copy(update={"replacements": 0, "keep_winners": True})}
-    )
+    export = config.export.model_copy(update={"replacements": 0, "keep_winners": True})
+    as_chosen = config.model_copy(update={"export": export})
     exported = work(EXPORT, run, as_chosen, {**outputs, "search": searches})
     return {**run.results(*exported.values()), **readable_exports(config, {"export": exported})}
 
@@ -124,8 +122,11 @@ def _exported(run: Run, config: FlowConfig, files: Sequence[str], outputs: Outpu
 def _chosen(rule: WinnerRule, searched: Searched) -> Row:
     base = _base(searched)
     winners = searched.front.winners
-    if rule.kind == "accuracy_share":
-        winners += _nearer(rule, searched, base["accuracy"])
+    for _ in range(ROUNDS if rule.kind == "accuracy_share" else 0):
+        # further budgets close in on the cheapest SubNet with sufficient accuracy
+        if not (budgets_ms := between(rule, winners, base["accuracy"])):
+            break
+        winners += searched.further(budgets_ms)
     row = choose(rule, searched.front.model_copy(update={"winners": winners}), base["accuracy"])
     return {
         "device": searched.device,
@@ -143,23 +144,9 @@ def _base(searched: Searched) -> ComparedAccuracy:
     """The reference for shares of validation accuracy: the base model, or the largest SubNet if there is no base model."""
     samples = searched.front.uncertainty.samples
     if (base := searched.base) is not None:
-        return {
-            "name": "base model",
-            "accuracy": base.validation_accuracy,
-            "samples": samples and base.validation_samples,
-        }
+        validated = samples and base.validation_samples
+        return {"name": "base model", "accuracy": base.validation_accuracy, "samples": validated}
     return {"name": "largest SubNet", "accuracy": searched.front.largest.predicted_accuracy, "samples": samples}
-
-
-def _nearer(rule: WinnerRule, searched: Searched, accuracy: float) -> tuple[Winner, ...]:
-    """Winners for further budgets that close in on the cheapest SubNet with sufficient accuracy."""
-    found: tuple[Winner, ...] = ()
-    for _ in range(ROUNDS):
-        budgets_ms = between(rule, [*searched.front.winners, *found], accuracy)
-        if not budgets_ms:
-            break
-        found += searched.further(budgets_ms)
-    return found
 
 
 def _compared(picks: tuple[Pick, Pick], searched: Searched) -> ComparedSubNets:

@@ -6,7 +6,8 @@ into `tasks`. The key has contents of data and models, or file listings if hashi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from flows.pipeline.pages import Facts, nothing, plain
 from flows.pipeline.run import Output, StageRun, Surroundings
 from flows.pipeline.versions import code_version, user_code_version
 from flows.storage import SUBNETS_FOLDER
+from importing import later_names
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.base.artifacts import SubNetStore, Workspace, digest_of, key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE
+from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITIES_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
@@ -32,6 +34,9 @@ from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 
 if TYPE_CHECKING:
     from tasks.evaluation.subnets import EvaluationWorkers
+    from tasks.measuring.subnets import LeasedDevice
+else:
+    globals().update(later_names(__file__))
 
 
 def data_key(settings: DataSettings) -> dict[str, Any]:
@@ -55,28 +60,19 @@ def backbone_key(config: RunConfig) -> dict[str, Any]:
 
 
 def model_key(settings: ModelSettings) -> dict[str, Any]:
-    """The model settings, with contents of the ONNX file, the checkpoint, or the callable's source and its neighbouring
-    imports.
+    """The model settings, with contents of the ONNX file, the checkpoint, or the callable's source and its imports beside it.
 
     The name of an ONNX file's network has no effect and is left out.
     """
     key = key_settings(settings)
     if settings.kind == "onnx":
         del key["name"]
-    files = {name: sha256_of(path) for name in ("path", "checkpoint") if _is_file(path := getattr(settings, name))}
-    if settings.kind == "callable" and (source := _source(settings.name)):
-        files["source"] = source
+    paths = {name: path for name in ("path", "checkpoint") if (path := getattr(settings, name)) is not None}
+    files = {name: sha256_of(path) for name, path in paths.items() if path.is_file()}
+    source = source_of(settings.name) if settings.kind == "callable" else None
+    if source is not None:  # making a network without source reports this in one line
+        files["source"] = user_code_version(source)
     return {**key, "files": files}
-
-
-def _is_file(path: Path | None) -> bool:
-    return path is not None and path.is_file()
-
-
-def _source(name: str) -> str | None:
-    """Version of a callable's code; None if it has no source (making the network then reports this in one line)."""
-    source = source_of(name)
-    return None if source is None else user_code_version(source)
 
 
 Outputs = Mapping[str, Mapping[str, Output]]
@@ -131,17 +127,8 @@ class Context:
 
         tells: whether the stage's numbers are logged to the pipeline run in MLflow.
         """
-        self.tells = tells
-        self.run = run
-        self.config = config
-        self.label = label
-        self._spec = spec
+        self.run, self.config, self.spec, self.label, self.tells = run, config, spec, label, tells
         self._outputs = {name: outputs[name] for name in (*spec.needs, *spec.reads) if name in outputs}
-
-    @property
-    def spec(self) -> StageSpec:
-        """The stage's row."""
-        return self._spec
 
     def of(self, spec: StageSpec) -> Context:
         """The view of another stage that reads nothing beyond the inputs of this one."""
@@ -150,19 +137,19 @@ class Context:
     @property
     def title(self) -> str:
         """Name of the stage in the store, in MLflow and in Prefect."""
-        name, suffix = self._spec.title or self._spec.name, self._spec.scope.suffix(self.config, self.label)
+        name, suffix = self.spec.title or self.spec.name, self.spec.scope.suffix(self.config, self.label)
         return f"{name}/{suffix}" if suffix else name
 
     @property
     def device(self) -> str:
         """The device of a stage that is worked once per device."""
-        assert self.label in self.config.device, f"stage '{self._spec.name}' is not of a device"
+        assert self.label in self.config.device, f"stage '{self.spec.name}' is not of a device"
         return self.label
 
     @property
     def asked_devices(self) -> tuple[str, ...]:
         """The devices that the stage asks; all devices of the run if one label covers several."""
-        if not self._spec.agent:
+        if not self.spec.agent:
             return ()
         return (self.label,) if self.label in self.config.device else tuple(self.config.device)
 
@@ -187,14 +174,20 @@ class Context:
 
     def engine_of(self, device: str) -> Engine:
         """The engine of one of several devices; the runtime's defaults if the run has no stage "engine"."""
-        return (
-            ChosenEngine.read(self.file("engine", ENGINE_FILE, device)).engine if self.has("engine") else DEFAULT_ENGINE
-        )
+        found = self.has("engine")
+        return ChosenEngine.read(self.file("engine", ENGINE_FILE, device)).engine if found else DEFAULT_ENGINE
+
+    @contextmanager
+    def leased(self, *, alone: bool = False) -> Iterator[LeasedDevice]:
+        """The stage's device with its engine and implementations, exclusive until the block ends."""
+        with self.run.devices.exclusive(self.device, self.engine, alone=alone) as client:
+            own = ChosenImplementations.read(self.implementations())
+            yield LeasedDevice(name=self.device, client=client, batch=self.batch, implementations=own)
 
     @property
     def training(self) -> RunConfig:
         """The config of a run that trains."""
-        assert isinstance(self.config, RunConfig), f"stage '{self._spec.name}' is of the whole pipeline"
+        assert isinstance(self.config, RunConfig), f"stage '{self.spec.name}' is of the whole pipeline"
         return self.config
 
     @property
@@ -219,17 +212,12 @@ class Context:
     @property
     def supernet(self) -> Path:
         """The SuperNet before fine-tuning, or the given one."""
-        return self._supernet_of("compile")
+        return self.config.supernet if isinstance(self.config, AdaptConfig) else self.file("compile", SUPERNET)
 
     @property
     def trained(self) -> Path:
         """The SuperNet after fine-tuning, or the given one."""
-        return self._supernet_of("finetune")
-
-    def _supernet_of(self, stage: str) -> Path:
-        if isinstance(self.config, AdaptConfig):
-            return self.config.supernet
-        return self.output(stage).folder / SUPERNET
+        return self.config.supernet if isinstance(self.config, AdaptConfig) else self.file("finetune", SUPERNET)
 
     def has(self, stage: str) -> bool:
         """Whether this run has a stage that some runs leave out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +42,14 @@ def _labels(config: FlowConfig) -> dict[str, tuple[str, str | None]]:
     return found
 
 
-def streams_need_search(config: FlowConfig, until: str) -> bool:
-    """False for the stream command if none of its SubNets comes from a search."""
-    return until != COMMAND or (isinstance(config, RunConfig) and bool(config.stream.searched))
-
-
 def unless_streams_need_none(spec: StageSpec) -> StageSpec:
-    """The same stage, left out when streams need no search."""
-    return replace(spec, wanted=lambda config, until: streams_need_search(config, until) and spec.wanted(config, until))
+    """The same stage, left out for the stream command if none of its SubNets comes from a search."""
+
+    def wanted(config: FlowConfig, until: str) -> bool:
+        needed = until != COMMAND or (isinstance(config, RunConfig) and bool(config.stream.searched))
+        return needed and spec.wanted(config, until)
+
+    return replace(spec, wanted=wanted)
 
 
 def is_streamed(config: FlowConfig, until: str) -> bool:
@@ -126,14 +125,10 @@ def _stream(at: Context, out: Path, progress: Progress) -> StageResult:
     return stage.run(config.stream, config.adaptation, config.drift, subnet, out, progress)
 
 
-def _scope(config: FlowConfig) -> Sequence[str]:
-    return tuple(_labels(config))
-
-
 STREAM = StageSpec(
     name="stream",
     body=_stream,
-    scope=Scope(labels=_scope),
+    scope=Scope(labels=lambda config: tuple(_labels(config))),
     needs=("compile", "finetune"),
     reads=("search", "refine"),
     modules=("tasks.adaptation.streams.stage",),

@@ -1,8 +1,6 @@
-"""The stages from a network to its trained SuperNet, with one or two stages of training.
+"""The stages from a network to its trained SuperNet: base network, compilation, fine-tuning, and its operators.
 
-The SuperNet: its base network, compilation, fine-tuning and operators.
-
-The first of two training stages: the backbone on the first data, and its insertion into the whole network's SuperNet.
+With two stages of training, the first one trains the backbone on data of its own, and inserts it into the SuperNet.
 """
 
 from __future__ import annotations
@@ -58,6 +56,7 @@ def _checked_early(config: FlowConfig, until: str) -> bool:
 
 
 def _check(at: Context, out: Path, progress: Progress) -> StageResult:
+    """Budgets are not part of the key: a run with other budgets repeats nothing; its search reports too low budgets."""
     config = at.config
     rules = {name: config.limited_memory_of(name) for name in config.device}
     if isinstance(config, AdaptConfig):
@@ -70,18 +69,12 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
         first=config.pretraining,
         backbone_space=config.pretraining.space_of(config.space),
     )
-    return check.network(given, config.search, rules, _budget_check(at, out, progress))
-
-
-def _budget_check(at: Context, out: Path, progress: Progress) -> check.BudgetCheck:
-    """Budgets are not part of the key: a run with other budgets repeats nothing; its search reports too low budgets."""
-    config, devices = at.config, at.run.devices
     budgeted = [
-        check.BudgetedDevice(name, min(budgets_ms), partial(devices.exclusive, name), config.device[name].batch)
-        for name in config.device
+        check.BudgetedDevice(name, min(budgets_ms), partial(at.run.devices.exclusive, name), profile.batch)
+        for name, profile in config.device.items()
         if (budgets_ms := config.search.budgets_of(name)) is not None
     ]
-    return check.BudgetCheck(budgeted, config.predict, out, progress)
+    return check.network(given, config.search, rules, check.BudgetCheck(budgeted, config.predict, out, progress))
 
 
 def _check_settings(at: Context) -> dict[str, Any]:
@@ -96,23 +89,15 @@ def _compile_settings(at: Context) -> dict[str, Any]:
     return {"space": dict(at.training.space), **key_settings(at.training.compile)}
 
 
-def _network_inputs(at: Context) -> tuple[Any, ...]:
-    return (at.supernet,) if isinstance(at.config, AdaptConfig) else (model_key(at.training.model), at.data)
+def _weights_of(at: Context, stage: str) -> tuple[Path, ...]:
+    """The weights that a stage has trained; none if the run has no such stage."""
+    return (at.file(stage, WEIGHTS_FILE),) if at.has(stage) else ()
 
 
 def _base(at: Context, out: Path, progress: Progress) -> StageResult:
-    first = at.training.pretraining.backbone
-    begun = base.Pretrained(first, at.file("pretrain", WEIGHTS_FILE)) if first and at.has("pretrain") else None
+    first, weights = at.training.pretraining.backbone, _weights_of(at, "pretrain")
+    begun = base.Pretrained(first, weights[0]) if first and weights else None
     return base.run(at.training.base, at.training.model, at.config.data, out, progress, pretrained=begun)
-
-
-def _pretrained(at: Context) -> tuple[Path, ...]:
-    return (at.file("pretrain", WEIGHTS_FILE),) if at.has("pretrain") else ()
-
-
-def _is_given(config: FlowConfig, until: str) -> bool:
-    """Whether a report needs the accuracy of a given network, which no stage of the run trains."""
-    return until == "report" and (isinstance(config, AdaptConfig) or config.model.kind == "onnx")
 
 
 def _given(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -122,22 +107,10 @@ def _given(at: Context, out: Path, progress: Progress) -> StageResult:
     return given.evaluate_file(config.model, config.data, out)
 
 
-def _given_key(at: Context) -> Any:
-    return at.config.supernet if isinstance(at.config, AdaptConfig) else model_key(at.config.model)
-
-
-def _weights(at: Context) -> Path | None:
-    """Weights of the base network; None for the weights of an .onnx file, or random ones if weights do not matter."""
-    return at.file("base", WEIGHTS_FILE) if at.has("base") else None
-
-
 def _compile(at: Context, out: Path, progress: Progress) -> StageResult:
-    config = at.training
-    return compiling.run(config.compile, config.model, config.data, _weights(at), config.space, out, progress)
-
-
-def _finetune(at: Context, out: Path, progress: Progress) -> StageResult:
-    return finetune.run(at.training.finetune, at.config.data, _untrained(at), out, progress)
+    """Without a base network, the SuperNet has the weights of the .onnx file, or random ones if weights do not matter."""
+    config, weights = at.training, next(iter(_weights_of(at, "base")), None)
+    return compiling.run(config.compile, config.model, config.data, weights, config.space, out, progress)
 
 
 def _untrained(at: Context) -> Path:
@@ -149,16 +122,12 @@ def _samples(at: Context) -> int:
     return int(at.label or 1)
 
 
-def _enumerate(at: Context, out: Path, progress: Progress) -> StageResult:
-    return enumerating.run(at.supernet, out, progress, _samples(at))
-
-
 CHECK = StageSpec(
     name="check",
     body=_check,
     modules=("tasks.search.check",),
     settings=_check_settings,
-    inputs=_network_inputs,
+    inputs=lambda at: (at.supernet,) if isinstance(at.config, AdaptConfig) else (model_key(at.training.model), at.data),
     facts=pages.space,
     wanted=_checked_early,
 )
@@ -169,7 +138,7 @@ BASE = StageSpec(
     body=_base,
     modules=("tasks.training.base_network", "tasks.training.finetune.worker"),
     settings=lambda at: key_settings(at.training.base),
-    inputs=lambda at: (model_key(at.training.model), at.data, *_pretrained(at)),
+    inputs=lambda at: (model_key(at.training.model), at.data, *_weights_of(at, "pretrain")),
     reads=("pretrain",),
     epochs=lambda at: at.training.base.epochs,
     facts=of(BaseResult, pages.base),
@@ -182,11 +151,14 @@ GIVEN = StageSpec(
     body=_given,
     modules=("tasks.training.evaluate_given",),
     settings=lambda at: {"recalibration_images": at.config.predict.recalibration_images},
-    inputs=lambda at: (_given_key(at), at.data),
+    inputs=lambda at: (
+        at.config.supernet if isinstance(at.config, AdaptConfig) else model_key(at.config.model),
+        at.data,
+    ),
     facts=pages.given,
-    wanted=_is_given,
+    wanted=lambda config, until: until == "report" and (isinstance(config, AdaptConfig) or config.model.kind == "onnx"),
 )
-"""The accuracy of an .onnx file or a SuperNet to adapt; data other than its own is refused."""
+"""The accuracy of an .onnx file or a SuperNet to adapt, which no stage trains; data other than its own is refused."""
 
 COMPILE = StageSpec(
     name="compile",
@@ -194,7 +166,7 @@ COMPILE = StageSpec(
     reads=("base",),
     modules=("tasks.training.compile",),
     settings=_compile_settings,
-    inputs=lambda at: (model_key(at.training.model), at.data, *([weights] if (weights := _weights(at)) else [])),
+    inputs=lambda at: (model_key(at.training.model), at.data, *_weights_of(at, "base")),
     artifacts=lambda at: (SUPERNET,),
     facts=pages.space,
     details=pages.remarks,
@@ -204,7 +176,7 @@ COMPILE = StageSpec(
 
 FINETUNE = StageSpec(
     name="finetune",
-    body=_finetune,
+    body=lambda at, out, progress: finetune.run(at.training.finetune, at.config.data, _untrained(at), out, progress),
     needs=("compile",),
     reads=("join",),
     modules=("tasks.training.finetune", "tasks.training.finetune.worker"),
@@ -221,7 +193,7 @@ FINETUNE = StageSpec(
 
 ENUMERATE = StageSpec(
     name="enumerate",
-    body=_enumerate,
+    body=lambda at, out, progress: enumerating.run(at.supernet, out, progress, _samples(at)),
     needs=("compile",),
     modules=("tasks.measuring.operators",),
     settings=lambda at: {} if _samples(at) == 1 else {"batch": _samples(at)},
@@ -255,10 +227,6 @@ def _in_two_stages(config: FlowConfig, until: str) -> bool:
     return isinstance(config, RunConfig) and config.pretraining.backbone is not None and trains_base(config, until)
 
 
-def _has_no_weights(config: FlowConfig, until: str) -> bool:
-    return isinstance(config, RunConfig) and _in_two_stages(config, until) and config.model.checkpoint is None
-
-
 def _first_data(config: FlowConfig) -> DataSettings:
     assert isinstance(config, RunConfig)
     return config.pretraining.data
@@ -271,20 +239,9 @@ def _pretrain(at: Context, out: Path, progress: Progress) -> StageResult:
 
 
 def _backbone(at: Context, out: Path, progress: Progress) -> StageResult:
-    config = at.training
-    space = config.pretraining.space_of(config.space)
-    return pretraining.make_backbone(
-        config.pretraining, config.compile, config.model, space, at.supernet, out, progress
-    )
-
-
-def _backbone_settings(at: Context) -> dict[str, Any]:
-    config = at.training
-    counts = {
-        "classifier_images": config.pretraining.classifier_images,
-        "recalibration_images": config.pretraining.finetune.recalibration_images,
-    }
-    return {**backbone_key(config), **key_settings(config.compile), **counts}
+    config, first = at.training, at.training.pretraining
+    space = first.space_of(config.space)
+    return pretraining.make_backbone(first, config.compile, config.model, space, at.supernet, out, progress)
 
 
 def _distill(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -311,7 +268,9 @@ PRETRAIN = StageSpec(
     data=_first_data,
     epochs=lambda at: at.training.pretraining.base.epochs,
     facts=of(BaseResult, pages.base),
-    wanted=_has_no_weights,
+    wanted=lambda config, until: (
+        isinstance(config, RunConfig) and _in_two_stages(config, until) and config.model.checkpoint is None
+    ),
 )
 """The backbone as a classifier, trained on the first data."""
 
@@ -320,7 +279,12 @@ BACKBONE = StageSpec(
     body=_backbone,
     needs=("compile",),
     modules=("tasks.training.pretraining",),
-    settings=_backbone_settings,
+    settings=lambda at: {
+        **backbone_key(at.training),
+        **key_settings(at.training.compile),
+        "classifier_images": at.training.pretraining.classifier_images,
+        "recalibration_images": at.training.pretraining.finetune.recalibration_images,
+    },
     inputs=lambda at: (model_key(at.training.model), at.supernet),
     data=_first_data,
     wanted=lambda config, until: _in_two_stages(config, until) and until != "compile",

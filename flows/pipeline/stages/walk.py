@@ -8,7 +8,7 @@ to an agent are retried, with back-off; their measurements are kept, so a retry 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -123,19 +123,23 @@ class _Labels:
 
     def work(self) -> bool:
         """Work the labels that nobody else is at; True once all are worked."""
-        contexts = {label: self._context(label) for label in self._labels if label not in self._found}
+        contexts = {
+            label: Context(self._run, self._config, self.spec, label, self._earlier, tells=self._tells)
+            for label in self._labels
+            if label not in self._found
+        }
         mine = {label: at for label, at in contexts.items() if not self._is_elsewhere(label, at)}
         if mine:
-            found = (_side_by_side if self.spec.scope.side_by_side else _in_order)(self._run, mine)
+            if self.spec.scope.side_by_side:
+                found = _side_by_side(self._run, mine)
+            else:
+                found = {label: _task(self._run, at)(self._run, at) for label, at in mine.items()}
             self._found |= {label: output for label, output in found.items() if output is not None}
         return len(self._found) == len(self._labels)
 
     def found(self) -> Mapping[str, Output]:
         """The outputs, once all labels are worked."""
         return self.spec.by_device(self._config, {label: self._found[label] for label in self._labels})
-
-    def _context(self, label: str) -> Context:
-        return Context(self._run, self._config, self.spec, label, self._earlier, tells=self._tells)
 
     def _is_elsewhere(self, label: str, at: Context) -> bool:
         """Whether another worker is at it; reported once. If a device does not answer, the task asks it again."""
@@ -154,10 +158,6 @@ class _Labels:
         return False
 
 
-def _in_order(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output | None]:
-    return {label: _task(run, context)(run, context) for label, context in contexts.items()}
-
-
 def _side_by_side(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output | None]:
     """Work all at once; the first failure is raised after all have ended."""
     futures = {label: _task(run, context).submit(run, context) for label, context in contexts.items()}
@@ -172,22 +172,20 @@ def _side_by_side(run: Run, contexts: Mapping[str, Context]) -> dict[str, Output
     return {label: future.result() for label, future in futures.items()}
 
 
-def _retry_condition(run: Run) -> Callable[[Task[..., Any], TaskRun, State[Any]], bool]:
-    """Condition for a retry: the agent was at fault and the run was not interrupted."""
+def _task(run: Run, context: Context) -> Task[[Run, Context], Output | None]:
+    """The Prefect task of one stage; its runs are named by stage and device, and tagged with the devices that they ask.
+
+    A stage of an agent is retried if the agent was at fault and the run was not interrupted.
+    """
 
     def is_agents_fault(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
         return isinstance(state.data, AgentError) and not run.is_interrupted()
 
-    return is_agents_fault
-
-
-def _task(run: Run, context: Context) -> Task[[Run, Context], Output | None]:
-    """The Prefect task of one stage; its runs are named by stage and device, and tagged with the devices that they ask."""
     retried: dict[str, Any] = {
         "retries": RETRIES,
         "retry_delay_seconds": exponential_backoff(backoff_factor=2),
         "retry_jitter_factor": 0.2,
-        "retry_condition_fn": _retry_condition(run),
+        "retry_condition_fn": is_agents_fault,
     }
     as_task = task(
         name=context.spec.name,

@@ -13,7 +13,7 @@ import tasks.export
 from adaptive_runtime.base.files import sha256_of
 from flows.config import FlowConfig, RunConfig, sharing
 from flows.pipeline import pages
-from flows.pipeline.pages.tables import exported_rows, front_rows
+from flows.pipeline.pages import exported_rows, front_rows
 from flows.pipeline.results import of
 from flows.pipeline.run import Output
 from flows.pipeline.stages.placement import is_placed, placed_files, placed_settings, placements
@@ -112,33 +112,29 @@ def _images_of(at: Context, device: str) -> EvaluationData:
     return images_of(at.config.predict, at.config.data, at.workers).in_precision(precision)
 
 
-def _evaluation(at: Context) -> dict[str, Any]:
-    """The settings that accuracies depend on."""
-    precision = at.config.precision_of(_searched(at)[0])
-    settings = key_settings(at.config.predict, EvaluationSettings)
-    return settings if precision is None else {**settings, **precision.key}
+def evaluation_settings(at: Context, device: str) -> dict[str, Any]:
+    """The settings that accuracies depend on, in the precision of a device."""
+    precision = at.config.precision_of(device)
+    return {**key_settings(at.config.predict, EvaluationSettings), **({} if precision is None else precision.key)}
+
+
+def _rules(at: Context) -> dict[str, Any]:
+    """The rules of limited memory by device."""
+    return {name: own for one in _given(at) for name, own in one.settings.items()}
 
 
 def _search_settings(at: Context) -> dict[str, Any]:
-    devices = _searched(at)
-    settings = key_settings(at.config.search.of_devices(devices))
-    if rules := {name: own for one in _given(at) for name, own in one.settings.items()}:
-        settings["rules"] = rules
-    if len(devices) > 1:
-        settings["devices"] = list(devices)
-    if _evaluates(at):
-        settings["predict"] = _evaluation(at)
-    return settings
+    devices, rules = _searched(at), _rules(at)
+    return {
+        **key_settings(at.config.search.of_devices(devices)),
+        **({"rules": rules} if rules else {}),
+        **({"devices": list(devices)} if len(devices) > 1 else {}),
+        **({"predict": evaluation_settings(at, devices[0])} if _evaluates(at) else {}),
+    }
 
 
 def _evaluates(at: Context) -> bool:
     return at.config.search.accuracy == "measured"
-
-
-def _search_inputs(at: Context) -> tuple[Any, ...]:
-    files = [file for one in _given(at) for file in one.files]
-    told = at.uncertainty(_searched(at)[0]).to_json()
-    return (at.trained, _accuracy(at), told, *files, *([at.data] if _evaluates(at) else []))
 
 
 def _search_artifacts(at: Context) -> tuple[str, ...]:
@@ -186,7 +182,13 @@ SEARCH = StageSpec(
     reads=("int8",),
     modules=("tasks.search",),
     settings=_search_settings,
-    inputs=_search_inputs,
+    inputs=lambda at: (
+        at.trained,
+        _accuracy(at),
+        at.uncertainty(_searched(at)[0]).to_json(),
+        *(file for one in _given(at) for file in one.files),
+        *([at.data] if _evaluates(at) else []),
+    ),
     artifacts=_search_artifacts,
     by_device=_by_device,
     facts=of(Front, pages.front),
@@ -225,36 +227,11 @@ def _timed(at: Context) -> Iterator[list[refine.SearchedDevice]]:
         yield [device(given[0], lambda: nullcontext(client))]
 
 
-def _refine_settings(at: Context) -> dict[str, Any]:
-    return {
-        **key_settings(at.config.refine),
-        "devices": list(_searched(at)),
-        "rules": {name: own for one in _given(at) for name, own in one.settings.items()},
-        "predict": {**_evaluation(at), **key_settings(at.config.predict, RepeatedTimingSettings)},
-    }
-
-
 def _refine_device_s(at: Context) -> float:
     """Time for the candidates of all budgets, assuming that all differ; re-timing the winners takes twice as long."""
-    config, devices = at.config, _searched(at)
-    asked = (config.search.budgets_of(name) for name in devices)
+    config, asked = at.config, (at.config.search.budgets_of(name) for name in _searched(at))
     budgets = sum(config.search.budget_count if budgets_ms is None else len(budgets_ms) for budgets_ms in asked)
     return config.predict.device_s(budgets * (config.refine.candidates + 2))
-
-
-def _refine_inputs(at: Context) -> tuple[Any, ...]:
-    names = _searched(at)
-    fingerprints = (at.fingerprint_of(name) for name in names)
-    fronts = (at.file("search", FRONT_FILE, name) for name in names)
-    return (
-        at.data,
-        at.trained,
-        _accuracy(at),
-        *fingerprints,
-        *(file for one in _given(at) for file in one.files),
-        *fronts,
-        *(at.implementations(name) for name in names),
-    )
 
 
 REFINE = StageSpec(
@@ -264,8 +241,24 @@ REFINE = StageSpec(
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
     reads=("engine", "int8"),
     modules=("tasks.search.refine",),
-    settings=_refine_settings,
-    inputs=_refine_inputs,
+    settings=lambda at: {
+        **key_settings(at.config.refine),
+        "devices": list(_searched(at)),
+        "rules": _rules(at),
+        "predict": {
+            **evaluation_settings(at, _searched(at)[0]),
+            **key_settings(at.config.predict, RepeatedTimingSettings),
+        },
+    },
+    inputs=lambda at: (
+        at.data,
+        at.trained,
+        _accuracy(at),
+        *(at.fingerprint_of(name) for name in _searched(at)),
+        *(file for one in _given(at) for file in one.files),
+        *(at.file("search", FRONT_FILE, name) for name in _searched(at)),
+        *(at.implementations(name) for name in _searched(at)),
+    ),
     artifacts=lambda at: _of_devices(_searched(at), FRONT_FILE, MEASURED_FILE),
     by_device=_by_device,
     device_s=_refine_device_s,
@@ -283,9 +276,24 @@ def chosen(at: Context) -> Mapping[str, Output]:
     return at.outputs("refine" if at.has("refine") else "search")
 
 
+def front_of(at: Context) -> Path:
+    """The file with the winners of a stage's device."""
+    return chosen(at)[at.device].folder / FRONT_FILE
+
+
+def policies_of(at: Context) -> Sequence[SubnetPolicy]:
+    """Thresholds of SubNets on a device, for their chains; empty if the run has no stage "policy"."""
+    return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
+
+
 def _provenance(at: Context) -> tasks.export.Provenance:
-    """The origin of SubNets, as listed in model cards."""
+    """The origin of SubNets, as listed in model cards: network, initial weights, data, and the stages' files."""
     config = at.config
+    network = (
+        weights_source(config.model)
+        if isinstance(config, RunConfig)
+        else origin_of(config.supernet).model_dump(exclude={"version"})
+    )
     sources = {
         "SuperNet": at.trained,
         "look-up table": at.file("profile", LUT_FOLDER),
@@ -297,18 +305,11 @@ def _provenance(at: Context) -> tasks.export.Provenance:
         sources["engine"] = at.file("engine", ENGINE_FILE)
         engine = ChosenEngine.read(sources["engine"])
     return tasks.export.Provenance(
-        network=_source(config),
+        network=network,
         data=config.data.title,
         digests={name: digest_of(path) for name, path in sources.items()},
         engine=engine,
     )
-
-
-def _source(config: FlowConfig) -> dict[str, str]:
-    """The network and its initial weights."""
-    if isinstance(config, RunConfig):
-        return weights_source(config.model)
-    return origin_of(config.supernet).model_dump(exclude={"version"})
 
 
 def check_adapted(config: FlowConfig) -> None:
@@ -318,26 +319,23 @@ def check_adapted(config: FlowConfig) -> None:
 
 
 def _export_inputs(at: Context) -> tuple[Any, ...]:
-    provenance = _provenance(at)
-    front = chosen(at)[at.device].folder / FRONT_FILE
-    pool = (at.file("refine", MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
-    others = pool if at.config.export.replacements else ()
-    made_from = dict(provenance.network), dict(provenance.digests)
-    rules = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
-    levels = (at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()
-    levels = (*levels, *map(at.fingerprint_of, _others(at)), *placed_files(at))
-    adapted = sorted(map(sha256_of, at.config.export.adapted))
+    provenance, others = _provenance(at), tuple[Path, ...]()
+    if at.config.export.replacements:
+        others = (at.file("refine", MEASURED_FILE),) if at.has("refine") else tuple(_Given(at, at.device).files)
     return (
         at.fingerprint,
         at.data,
         at.trained,
-        front,
-        *made_from,
+        front_of(at),
+        dict(provenance.network),
+        dict(provenance.digests),
         *others,
         at.implementations(),
-        *rules,
-        *levels,
-        *adapted,
+        *((at.file("policy", POLICIES_FILE),) if at.has("policy") else ()),
+        *((at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()),
+        *map(at.fingerprint_of, _others(at)),
+        *placed_files(at),
+        *sorted(map(sha256_of, at.config.export.adapted)),
     )
 
 
@@ -356,7 +354,7 @@ def _formats(at: Context) -> tuple[FurtherFormat, ...]:
 
 
 def _export(at: Context, out: Path, progress: Progress) -> StageResult:
-    found, settings, formats = chosen(at)[at.device].folder, at.config.export, _formats(at)
+    settings, formats = at.config.export, _formats(at)
     if at.device in sharing(settings):
         settings = settings.model_copy(update={"bundle": False, "blocks": False, "adaptable": False})
     placed = placements(at)
@@ -364,13 +362,13 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
         request = tasks.export.ExportRequest(
             settings=settings,
             supernet=at.trained,
-            search=found,
+            search=front_of(at).parent,
             data=_images(at),
             batch=at.batch,
             provenance=_provenance(at),
             substitutes=_substitutes(at),
             implementations=ChosenImplementations.read(at.implementations()),
-            policies=_policies(at),
+            policies=policies_of(at),
             elsewhere=_elsewhere(at),
             contents=BundleContents(rules=at.config.policy.rules, formats=formats, placements=placed),
         )
@@ -383,23 +381,17 @@ def _elsewhere(at: Context) -> frozenset[str]:
     return frozenset(row.digest for folder in others for row in Front.read(folder / FRONT_FILE).winners)
 
 
-def _policies(at: Context) -> Sequence[SubnetPolicy]:
-    """Thresholds of SubNets on a device, for their chains; empty if the run has no stage "policy"."""
-    return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
-
-
 def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
     """The source of SubNets for budgets that winners miss; None for one search of all devices: it tells of misses."""
-    folder = chosen(at)[at.device].folder
     if len(_searches(at.config)) < len(at.config.device):
         return None
     if at.has("refine"):
-        return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(folder / MEASURED_FILE))
+        return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(front_of(at).with_name(MEASURED_FILE)))
     return lambda: tasks.export.SearchedSubstitutes(
         at.trained,
         _Given(at, at.device).target(),
         AccuracyPredictor.load(_accuracy(at)),
-        Front.read(folder / FRONT_FILE),
+        Front.read(front_of(at)),
     )
 
 

@@ -6,7 +6,7 @@ Parameters are the values in which runs differ.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flows.config import DeviceProfile, FlowConfig
+from flows.config import FlowConfig
 from importing import public_names
 
 if TYPE_CHECKING:
@@ -49,21 +49,17 @@ def parameters(config: FlowConfig) -> dict[str, str]:
 
 def description(config: FlowConfig, until: str) -> str:
     """A few lines of Markdown: the network, the command, and each device with its budgets."""
-    devices = (f"- {name}: {_device(profile)}, {_budgets(config, name)}" for name, profile in config.device.items())
-    return "\n".join([f"**{config.name}**, up to `{until}`, in `{config.folder.resolve()}`", "", *devices])
-
-
-def _device(profile: DeviceProfile) -> str:
-    threads = f"{profile.threads} thread{'s' if profile.threads > 1 else ''}"
-    place = ", ".join(profile.urls) or (profile.ssh.host if profile.ssh is not None else "this machine")
-    return f"{profile.backend} on {place}, {profile.precision}, {threads}"
-
-
-def _budgets(config: FlowConfig, device: str) -> str:
-    budgets_ms = config.search.budgets_of(device)
-    if budgets_ms is None:
-        return f"{config.search.budget_count} budgets between its fastest SubNet and its best"
-    return f"budgets {', '.join(f'{budget:g}' for budget in budgets_ms)} ms"
+    lines = [f"**{config.name}**, up to `{until}`, in `{config.folder.resolve()}`", ""]
+    for name, profile in config.device.items():
+        threads = f"{profile.threads} thread{'s' if profile.threads > 1 else ''}"
+        place = ", ".join(profile.urls) or (profile.ssh.host if profile.ssh is not None else "this machine")
+        budgets_ms = config.search.budgets_of(name)
+        if budgets_ms is None:
+            budgets = f"{config.search.budget_count} budgets between its fastest SubNet and its best"
+        else:
+            budgets = f"budgets {', '.join(f'{budget:g}' for budget in budgets_ms)} ms"
+        lines.append(f"- {name}: {profile.backend} on {place}, {profile.precision}, {threads}, {budgets}")
+    return "\n".join(lines)
 
 
 def headline_lines(report: Mapping[str, Any]) -> list[str]:

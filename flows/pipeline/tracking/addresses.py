@@ -34,6 +34,7 @@ ADDRESSES = (
 )
 """Columns of MLflow's database that hold artifact addresses."""
 CHOOSE = f"set tracking.uri={SQLITE}FILE or a server"
+DEAD = f"start that server, or {CHOOSE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,14 @@ def alone_at(address: TrackingAddress) -> Iterator[None]:
         if address.is_postgres:
             stack.enter_context(database_turn(address.uri, SETTING, TABLES))
         elif file is not None:
-            _check_database(file)
+            _check_folder(file)
+            if file.exists():
+                with _opened(file) as database:
+                    (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+                if state != "ok":
+                    raise _unusable(file, state)
         else:
-            _refuse_dead(address)
+            refuse_dead(SETTING, address.uri, DEAD)
         yield
 
 
@@ -96,7 +102,7 @@ def check_usable(address: TrackingAddress) -> None:
     file = database_of(address.uri)
     if file is None:
         if not address.is_postgres:
-            _refuse_dead(address)
+            refuse_dead(SETTING, address.uri, DEAD)
         return
     _check_folder(file)
     if not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -108,24 +114,10 @@ def check_usable(address: TrackingAddress) -> None:
             raise _unusable(file, "file is not a database")
 
 
-def _refuse_dead(address: TrackingAddress) -> None:
-    refuse_dead(SETTING, address.uri, f"start that server, or {CHOOSE}")
-
-
 def _check_folder(file: Path) -> None:
     if not file.parent.is_dir():
         where = f"MLflow's database '{file}'"
         raise UserError(where, "its folder does not exist", next_step=f"make it, or {CHOOSE}")
-
-
-def _check_database(file: Path) -> None:
-    _check_folder(file)
-    if not file.exists():
-        return
-    with _opened(file) as database:
-        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if state != "ok":
-        raise _unusable(file, state)
 
 
 def follow(address: TrackingAddress) -> None:
@@ -140,9 +132,8 @@ def follow(address: TrackingAddress) -> None:
         known = database.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
         for (there,) in known:
             if there and there.endswith(f"/{ARTIFACTS}") and there.startswith("file:") and there != here:
-                database.execute(
-                    "UPDATE experiments SET artifact_location = ? WHERE artifact_location = ?", (here, there)
-                )
+                update = "UPDATE experiments SET artifact_location = ? WHERE artifact_location = ?"
+                database.execute(update, (here, there))
                 _readdress(database, there, here)
 
 

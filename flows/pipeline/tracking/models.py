@@ -15,7 +15,7 @@ from mlflow.types.schema import Schema, TensorSpec
 
 from flows.pipeline.tracking import models_lines
 from flows.pipeline.tracking.tracker import Tracker
-from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, Exports, FileRun, FileTensor
+from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, Exports, FileTensor
 from tasks.export import readable_names
 
 MODELS_FOLDER = "models"
@@ -44,8 +44,7 @@ def log_winners(tracker: Tracker, exported: Mapping[str, Path]) -> None:
 
 
 def write_models(exports: Exports, exported: Path, folder: Path) -> list[str]:
-    """Write a model into `folder` for each ONNX file of an export's winners (files in `exported`), and return the models'
-    names.
+    """Write a model into `folder` for each ONNX file of an export's winners (files in `exported`), and return their names.
 
     The names follow the readable file names. ONNX files are links into `exported`: nothing is copied or converted, and equal
     files make equal models.
@@ -76,7 +75,7 @@ def _write(card: Card, file: ExportedFile, onnx: Path, folder: Path) -> None:
     model = Model(
         utc_time_created=f"{made:%Y-%m-%d %H:%M:%S.%f}",
         model_uuid=file.sha256[onnx.name][:ID_DIGITS],
-        signature=None if file.run is None else _signature(file.run),
+        signature=None if file.run is None else ModelSignature(_schema(file.run.inputs), _schema(file.run.outputs)),
         metadata={
             "subnet": card.digest,
             "device": f"{card.device.backend} {card.device.version}, {card.device.cpu_model}",
@@ -94,10 +93,6 @@ def _write(card: Card, file: ExportedFile, onnx: Path, folder: Path) -> None:
         "python": platform.python_version(), "build_dependencies": [], "dependencies": [f"-r {REQUIREMENTS_FILE}"]
     }  # fmt: skip
     (folder / ENVIRONMENT_FILE).write_text(yaml.safe_dump(environment, sort_keys=False), encoding="utf-8")
-
-
-def _signature(run: FileRun) -> ModelSignature:
-    return ModelSignature(inputs=_schema(run.inputs), outputs=_schema(run.outputs))
 
 
 def _schema(tensors: tuple[FileTensor, ...]) -> Schema:

@@ -61,7 +61,7 @@ def made_whole(file: Path) -> str | None:
     has runs.
     """
     _remove_unfinished(file)
-    found = _version(file)
+    found = _first(file, "SELECT version_num FROM alembic_version")
     if found is not None and not _is_older(found):
         return None
     try:
@@ -81,9 +81,10 @@ def made_whole(file: Path) -> str | None:
 def _publish(file: Path, source: Path | None) -> None:
     """Make a database, or migrate a copy of `source`, under a name that no connection knows, then rename it."""
     making = file.with_name(f".{file.name}.{secrets.token_hex(4)}{MAKING}")
-    if source is not None:
-        _copy(source, making)
-    _migrate(making)
+    if source is not None:  # the committed content, even if another process has the database open
+        with closing(sqlite3.connect(source, timeout=60)) as known, closing(sqlite3.connect(making)) as copy:
+            known.backup(copy)
+    SqlAlchemyStore(f"{SQLITE}{making}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
     making.replace(file)
 
 
@@ -93,47 +94,26 @@ def _is_older(version: str) -> bool:
     return version not in scripts.get_heads() and version in {one.revision for one in scripts.walk_revisions()}
 
 
-def _version(file: Path) -> str | None:
-    """The version number in the database; None without one."""
+def _first(file: Path, query: str) -> Any:
+    """The first value of a query; None if there is no file, table or row."""
     if not file.exists():
         return None
     with closing(sqlite3.connect(file, timeout=60)) as database, suppress(sqlite3.OperationalError):
-        row = database.execute("SELECT version_num FROM alembic_version").fetchone()
-        return None if row is None else str(row[0])
+        row = database.execute(query).fetchone()
+        return None if row is None else row[0]
     return None
-
-
-def _copy(file: Path, target: Path) -> None:
-    """Copy the committed content, even if another process has the database open."""
-    with closing(sqlite3.connect(file, timeout=60)) as source, closing(sqlite3.connect(target)) as copy:
-        source.backup(copy)
-
-
-def _migrate(file: Path) -> None:
-    """Make all tables of a database that nobody else uses, then close it."""
-    store = SqlAlchemyStore(f"{SQLITE}{file}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
-    store.engine.dispose()
 
 
 def _aside(file: Path, error: Exception) -> Path:
     """Move a half-made database away, and return its new path; UserError if it has runs, which the user may want to save."""
-    if _has_runs(file):
+    if _first(file, "SELECT 1 FROM runs LIMIT 1"):
         raise UserError(
             f"MLflow's database '{file}'",
             f"has runs and was left half-made by a migration that was killed ({shortened(error)})",
             next_step=f"bring back a copy of it, or move it away, and a new one is made, or {CHOOSE}",
         ) from error
-    aside = next(
-        place for number in count(1) if not (place := file.with_name(f"{file.name}.half-made-{number}")).exists()
-    )
-    file.rename(aside)
-    return aside
-
-
-def _has_runs(file: Path) -> bool:
-    with closing(sqlite3.connect(file, timeout=60)) as database, suppress(sqlite3.OperationalError):
-        return database.execute("SELECT 1 FROM runs LIMIT 1").fetchone() is not None
-    return False
+    places = (file.with_name(f"{file.name}.half-made-{number}") for number in count(1))
+    return file.rename(next(place for place in places if not place.exists()))
 
 
 def _remove_unfinished(file: Path) -> None:
@@ -261,21 +241,17 @@ class Tracker:
             address = f"runs:/{run_id}/{name}"
             if own and source and (source / name).exists() and digest_of(source / name) == digest:
                 link(source / name, own / name)
+            elif (folder / name).is_dir():
+                self.client.log_artifacts(run_id, str(folder / name), artifact_path=name)
             else:
-                self._upload(run_id, folder, name)
+                inner = Path(name).parent.as_posix()
+                self.client.log_artifact(run_id, str(folder / name), artifact_path=None if inner == "." else inner)
         self.tag(run_id, {f"{FILE_DIGEST_TAG}.{name}": digest, f"{FILE_ADDRESS_TAG}.{name}": address})
         return address
 
     def page_of(self, name: str) -> str | None:
         """Address of the page of an artifact of the pipeline run; None without a server."""
         return page_of(self.client.tracking_uri, self.experiment, self.run_id, name)
-
-    def _upload(self, run_id: str, folder: Path, name: str) -> None:
-        path, inner = folder / name, Path(name).parent.as_posix()
-        if path.is_dir():
-            self.client.log_artifacts(run_id, str(path), artifact_path=name)
-        else:
-            self.client.log_artifact(run_id, str(path), artifact_path=None if inner == "." else inner)
 
     def _holder(self, name: str, digest: str) -> str | None:
         """A run that has an artifact of this name and content."""
@@ -309,7 +285,8 @@ class Tracker:
         is_worked: whether another worker is in a run (its key) now.
         """
         self.tag(self.run_id, {OUTPUT_TAG: place})
-        lost = f"tags.`{OUTPUT_TAG}` = '{_escaped(place)}' and attributes.status = 'RUNNING'"
+        output = place.replace("'", "\\'")
+        lost = f"tags.`{OUTPUT_TAG}` = '{output}' and attributes.status = 'RUNNING'"
         for run in self.client.search_runs([self.experiment], lost, ViewType.ACTIVE_ONLY):
             if run.info.run_id != self.run_id and not is_worked(run.data.tags.get(KEY_TAG, "")):
                 self._kill_stages_of(run.info.run_id)
@@ -403,7 +380,3 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
 def _with(tags: Mapping[str, str]) -> str:
     """The filter for runs with these tags."""
     return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-
-
-def _escaped(text: str) -> str:
-    return text.replace("'", "\\'")

@@ -24,7 +24,6 @@ from flows.pipeline.workers.process import WorkerAnswer, WorkerTask, evaluate, v
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError, shortened
-from tasks.data import DataSettings
 from tasks.data.source import listing_of
 from tasks.evaluation.batches import EvaluationBatch
 from tasks.evaluation.quantise import Int8
@@ -100,15 +99,17 @@ class DaskWorkers:
                 waiting[future.key] = future
                 future.add_done_callback(done.put)
             while waiting:
-                ready, found = _next(done), dict[str, Accuracy]()
-                if ready is None:
+                found = dict[str, Accuracy]()
+                try:
+                    ready = done.get(timeout=UPDATE_SECONDS)
+                    if (answer := workers.answer(ready)) is None:
+                        done.put(ready)
+                        workers.look()
+                    else:
+                        found = answer
+                        del waiting[ready.key]
+                except queue.Empty:
                     workers.look()
-                elif (answer := workers.answer(ready)) is None:
-                    workers.look()
-                    done.put(ready)
-                else:
-                    found = answer
-                    del waiting[ready.key]
                 left -= len(found)
                 yield FinishedSubNets(found, f"{workers.count} workers")
         except _Lost as error:
@@ -126,8 +127,8 @@ class DaskWorkers:
         if self._processes:  # they share this machine's memory
             recipe = recipe.model_copy(update={"features_mib": recipe.features_mib / self._processes})
         if recipe.data.path is not None:
-            files = listing_of(recipe.data.path)
-            recipe = recipe.model_copy(update={"data": _absolute(recipe.data), "files": files})
+            whole = recipe.data.model_copy(update={"path": recipe.data.path.resolve()})  # workers have other folders
+            recipe = recipe.model_copy(update={"data": whole, "files": listing_of(recipe.data.path)})
         if net.folder not in self._digests:
             self._digests[net.folder] = digest_of(net.folder)
         for piece in pieces_of(net, configs, data, workers):
@@ -230,16 +231,3 @@ class _Workers:
             raise UserError(self._where, answer.error)
         self._seen_s = time.monotonic()
         return {digest: Accuracy._make(fields) for digest, fields in answer.accuracies.items()}
-
-
-def _next(done: queue.SimpleQueue[Future[str]]) -> Future[str] | None:
-    """The next finished batch; None if none finishes soon."""
-    with suppress(queue.Empty):
-        return done.get(timeout=UPDATE_SECONDS)
-    return None
-
-
-def _absolute(data: DataSettings) -> DataSettings:
-    """The settings with an absolute path, for processes with another working folder."""
-    assert data.path is not None
-    return data.model_copy(update={"path": data.path.resolve()})

@@ -44,16 +44,13 @@ def versions() -> dict[str, str]:
 def evaluate(task: str) -> str:
     """The `WorkerAnswer` to a `WorkerTask`; if the versions differ, the rest of the task is not parsed."""
     try:
-        _check(json.loads(task)["versions"])
+        wanted = json.loads(task)["versions"]
+        for name, own in versions().items():
+            if own != wanted.get(name):
+                of_run = f"{wanted.get(name, 'none')}, that of the run"
+                raise UserError(name, f"version {own}", allowed=of_run, next_step="install the same on both sides")
         asked = WorkerTask.model_validate_json(task)
         found = evaluate_batch(asked.batch, None if asked.int8 is None else Int8(asked.int8))
     except UserError as error:
         return WorkerAnswer(error=str(error)).model_dump_json()
     return WorkerAnswer(accuracies={digest: tuple(one) for digest, one in found.items()}).model_dump_json()
-
-
-def _check(wanted: dict[str, str]) -> None:
-    for name, own in versions().items():
-        if own != wanted.get(name):
-            of_run = f"{wanted.get(name, 'none')}, that of the run"
-            raise UserError(name, f"version {own}", allowed=of_run, next_step="install the same on both sides")

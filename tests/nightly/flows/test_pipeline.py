@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.pipeline import pages
-from flows.pipeline.pages.tables import front_rows
+from flows.pipeline.pages import front_rows
 from tasks.base.artifacts import read_json, read_lines
 from tasks.base.pages.text import milliseconds, percent
 from tasks.base.schemas.winners import Baselines, Compared, Front

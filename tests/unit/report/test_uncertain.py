@@ -8,7 +8,7 @@ import pytest
 
 from flows.config import RunConfig
 from flows.pipeline import pages
-from flows.pipeline.pages.tables import exported_rows, front_rows, report_rows
+from flows.pipeline.pages import exported_rows, front_rows, report_rows
 from flows.pipeline.run import Output, Run
 from flows.pipeline.stages.spec import Context
 from flows.pipeline.stages.winners import SEARCH
