@@ -7,9 +7,9 @@ run. The composed config is validated when the run starts, before anything is wo
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
@@ -157,41 +157,34 @@ def named_run(given: str, parameters: Mapping[str, Any]) -> str:
     return given if given.endswith(ending) else f"{given}{ending}"  # a retried run already has the ending
 
 
-def run_words(preset: str, model: str) -> list[str]:
-    """Overrides for a preset and a network: a path that ends in .onnx, `module:function`, or a name of timm."""
+WORDS: Mapping[str, Callable[[Any], str]] = {
+    "supernet": lambda folder: f"supernet={quoted(folder)}",
+    "device": lambda name: f"device=[{name}]",
+    "bundle": lambda folder: f"deploy.bundle={quoted(folder)}",
+    "data": lambda name: f"data={name}",
+    "data_path": lambda folder: f"data.path={quoted(folder)}",
+    "devices": lambda names: f"device=[{','.join(names)}]",
+    "budgets_ms": lambda budgets_ms: f"search.budgets_ms=[{','.join(map(repr, budgets_ms))}]",
+    "output_dir": lambda folder: f"output_dir={quoted(folder)}",
+    "drift": lambda name: f"drift={name}",
+    "methods": lambda names: f"stream.methods=[{','.join(names)}]",
+    "subnets": lambda names: f"stream.subnets=[{','.join(map(quoted, names))}]",
+}
+"""The override of each field besides the preset and the network."""
+
+
+def field_words(**fields: Any) -> list[str]:
+    """Overrides for the fields of a form. An empty field leaves the value of the preset or the project."""
+    model, preset = fields.get("model", ""), fields.get("preset", NO_PRESET)
     words = [f"+preset={preset}"] if preset != NO_PRESET else []
     if model.endswith(".onnx"):
-        return [*words, "model=onnx", f"model.path={quoted(model)}"]
-    kind = "callable" if ":" in model else "timm"
-    return [*words, f"model={kind}", f"model.name={quoted(model)}"] if model else words
-
-
-def common_words(
-    data: str, data_path: str, devices: Sequence[str], budgets_ms: Sequence[float], output_dir: str
-) -> list[str]:
-    """Overrides for the fields that both forms have; empty fields leave the values of the preset or the project."""
-    words = [f"data={data}"] if data != DEFAULT_DATA else []
-    words += [f"data.path={quoted(data_path)}"] if data_path else []
-    words += [f"device=[{','.join(devices)}]"] if devices else []
-    words += [f"search.budgets_ms=[{','.join(map(repr, budgets_ms))}]"] if budgets_ms else []
-    return words + _place(output_dir)
-
-
-def stream_words(drift: str, methods: Sequence[str], subnets: Sequence[str]) -> list[str]:
-    """Overrides for the fields of streams; empty fields leave the values of the project."""
-    words = [f"drift={drift}"]
-    words += [f"stream.methods=[{','.join(methods)}]"] if methods else []
-    return words + ([f"stream.subnets=[{','.join(map(quoted, subnets))}]"] if subnets else [])
-
-
-def deploy_words(device: str, bundle: str, output_dir: str) -> list[str]:
-    """Overrides for the fields of a deployment onto a device."""
-    words = [f"deploy.bundle={quoted(bundle)}"] if bundle else []
-    return [f"device=[{device}]", *words, *_place(output_dir)]
-
-
-def _place(output_dir: str) -> list[str]:
-    return [f"output_dir={quoted(output_dir)}"] if output_dir else []
+        words += ["model=onnx", f"model.path={quoted(model)}"]
+    elif model:
+        words += [f"model={'callable' if ':' in model else 'timm'}", f"model.name={quoted(model)}"]
+    given = {name: value for name, value in fields.items() if value not in ("", []) or name == "supernet"}
+    if given.get("data") == DEFAULT_DATA:
+        del given["data"]
+    return [*words, *(word(given[name]) for name, word in WORDS.items() if name in given)]
 
 
 def composed(root: str, fields: Sequence[str], overrides: Sequence[str], settings: Plain | None) -> Plain:
@@ -292,17 +285,25 @@ def _hydra(value: Any) -> str:
     return quoted(value) if isinstance(value, str) else str(value).lower()
 
 
-class _Fields(BaseModel):
+class _Form(BaseModel):
     """Fields that every form has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    ROOT: ClassVar[str]
 
     overrides: Overrides = []
     output_dir: OutputDir = ""
 
+    def _composed(self) -> Plain:
+        """The config of the form's fields. UserError as on the command line."""
+        fields = dict(self)
+        return composed(self.ROOT, field_words(**fields), self.overrides, fields["settings"])
 
-class NightForm(_Fields):
+
+class NightForm(_Form):
     """Fields of a night."""
+
+    ROOT = "config"
 
     preset: Preset = NIGHTLY_PRESET
     model: NetworkName = ""
@@ -314,9 +315,7 @@ class NightForm(_Fields):
 
     def config(self) -> RunConfig:
         """The validated config. UserError as on the command line."""
-        words = common_words(self.data, self.data_path, self.devices, self.budgets_ms, self.output_dir)
-        fields = [*run_words(self.preset, self.model), *words]
-        return validate(RunConfig, composed("config", fields, self.overrides, self.settings))
+        return validate(RunConfig, self._composed())
 
 
 class PipelineForm(NightForm):
@@ -326,31 +325,10 @@ class PipelineForm(NightForm):
     until: RunUntil = "report"
 
 
-class AdaptNightForm(_Fields):
-    """Fields of a night of a given SuperNet."""
-
-    supernet: SupernetFolder
-    data: TrainedData = DEFAULT_DATA
-    data_path: DataPath = ""
-    devices: AdaptedDeviceNames = []
-    budgets_ms: BudgetsMs = []
-    settings: AdaptSettings = None
-
-    def config(self) -> AdaptConfig:
-        """The validated config. UserError as on the command line."""
-        words = common_words(self.data, self.data_path, self.devices, self.budgets_ms, self.output_dir)
-        fields = [f"supernet={quoted(self.supernet)}", *words]
-        return validate(AdaptConfig, composed("adapt", fields, self.overrides, self.settings))
-
-
-class AdaptForm(AdaptNightForm):
-    """Fields of an adaptation."""
-
-    until: AdaptUntil = "report"
-
-
-class StreamForm(_Fields):
+class StreamForm(_Form):
     """Fields of streams."""
+
+    ROOT = "config"
 
     drift: Drift = DEFAULT_DRIFT
     methods: list[StreamMethod] = []
@@ -364,16 +342,36 @@ class StreamForm(_Fields):
 
     def config(self) -> RunConfig:
         """The validated config. UserError as on the command line."""
-        fields = [
-            *run_words(self.preset, self.model),
-            *common_words(self.data, self.data_path, self.devices, [], self.output_dir),
-            *stream_words(self.drift, self.methods, self.subnets),
-        ]
-        return validate(RunConfig, composed("config", fields, self.overrides, self.settings))
+        return validate(RunConfig, self._composed())
 
 
-class DeployForm(_Fields):
+class AdaptNightForm(_Form):
+    """Fields of a night of a given SuperNet."""
+
+    ROOT = "adapt"
+
+    supernet: SupernetFolder
+    data: TrainedData = DEFAULT_DATA
+    data_path: DataPath = ""
+    devices: AdaptedDeviceNames = []
+    budgets_ms: BudgetsMs = []
+    settings: AdaptSettings = None
+
+    def config(self) -> AdaptConfig:
+        """The validated config. UserError as on the command line."""
+        return validate(AdaptConfig, self._composed())
+
+
+class AdaptForm(AdaptNightForm):
+    """Fields of an adaptation."""
+
+    until: AdaptUntil = "report"
+
+
+class DeployForm(_Form):
     """Fields of a deployment onto a device."""
+
+    ROOT = "deploy"
 
     device: Device
     bundle: str = ""
@@ -381,12 +379,10 @@ class DeployForm(_Fields):
 
     def config(self) -> DeployConfig:
         """The validated config. UserError as on the command line."""
-        fields = deploy_words(self.device, self.bundle, self.output_dir)
-        return validate(DeployConfig, composed("deploy", fields, self.overrides, self.settings))
+        return validate(DeployConfig, self._composed())
 
 
-AnyForm = NightForm | AdaptNightForm | StreamForm | DeployForm
-FORMS: Mapping[str, type[AnyForm]] = {
+FORMS: Mapping[str, type[NightForm | AdaptNightForm | StreamForm | DeployForm]] = {
     "run": PipelineForm,
     "work_nightly": NightForm,
     "adapt_to": AdaptForm,

@@ -83,9 +83,9 @@ async def make(block: str | None) -> list[str]:
         found = None if block is None else await _block(client, block)
 
         def tell(subject: str, body: str) -> ActionTypes:
-            return (
-                DoNothing() if found is None else SendNotification(block_document_id=found, subject=subject, body=body)
-            )
+            if found is None:
+                return DoNothing()
+            return SendNotification(block_document_id=found, subject=subject, body=body)
 
         made = automations(tell)
         for automation in made:
@@ -99,9 +99,8 @@ async def _block(client: PrefectClient, block: str) -> UUID:
         found: UUID = (await client.read_block_document_by_name(name, kind)).id
     except ObjectNotFound as error:
         hint = "make it in Prefect's UI under Blocks"
-        raise UserError(
-            f"block '{block}'", "is not on the server", allowed="TYPE/NAME, as slack-webhook/team", next_step=hint
-        ) from error
+        allowed = "TYPE/NAME, as slack-webhook/team"
+        raise UserError(f"block '{block}'", "is not on the server", allowed=allowed, next_step=hint) from error
     return found
 
 
@@ -123,18 +122,12 @@ def main(words: list[str]) -> int:
             raise UserError("automations", f"got {len(words)} words", allowed="none, or one block as TYPE/NAME")
         for name in asyncio.run(make(*words) if words else make(None)):
             print(name)
-    except UserError as error:
-        return _refuse(error)
-    except RuntimeError as error:
-        if (late := slow_start(error)) is None:
+    except (UserError, RuntimeError) as error:
+        if (line := error if isinstance(error, UserError) else slow_start(error)) is None:
             raise
-        return _refuse(late)
+        print(f"autotailor: {line}", file=sys.stderr)
+        return 2
     return 0
-
-
-def _refuse(error: UserError) -> int:
-    print(f"autotailor: {error}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Check of the folder in which a worker runs flows, when deployments are registered: a step of `prefect.yaml`.
-
-Check of the parameters of deployments and their schedules, when they are registered: a step of `prefect.yaml`.
-"""
+"""Checks when deployments are registered, steps of `prefect.yaml`: of the worker's folder, and of parameters."""
 
 import re
 import sys

@@ -1,7 +1,7 @@
 """The deployed flows: their parameters are the form in the Prefect UI, their bodies are the command line's flows.
 
 The types of parameters have the texts of the form (`flows.operations.deployments`); docstrings have the texts that are
-a flow's own.
+a flow's own. The parameters of a flow are the fields of its form: `locals()`, as the first statement reads them.
 """
 
 from typing import Any
@@ -77,18 +77,7 @@ def run(
     Args:
         overrides: Further settings as on the command line, one each: finetune.epochs=20, device.remote.agent=URL.
     """
-    form = PipelineForm(
-        preset=preset,
-        model=model,
-        data=data,
-        data_path=data_path,
-        devices=devices,
-        budgets_ms=budgets_ms,
-        overrides=overrides,
-        output_dir=output_dir,
-        settings=settings,
-    )
-    return tailor(PIPELINE, form.config(), until)
+    return tailor(PIPELINE, PipelineForm(**locals()).config(), until)
 
 
 @flow(name="autotailor-nightly", flow_run_name=_run_name, persist_result=False)
@@ -109,18 +98,7 @@ def work_nightly(
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night. Empty: that of the preset, or outputs.
     """
-    form = NightForm(
-        preset=preset,
-        model=model,
-        data=data,
-        data_path=data_path,
-        devices=devices,
-        budgets_ms=budgets_ms,
-        overrides=overrides,
-        output_dir=output_dir,
-        settings=settings,
-    )
-    return _night(form.config())
+    return _night(NightForm(**locals()).config())
 
 
 @flow(name="autotailor-adapt", flow_run_name=_run_name, persist_result=False)
@@ -140,17 +118,7 @@ def adapt_to(
     Args:
         overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
     """
-    form = AdaptForm(
-        supernet=supernet,
-        data=data,
-        data_path=data_path,
-        devices=devices,
-        budgets_ms=budgets_ms,
-        overrides=overrides,
-        output_dir=output_dir,
-        settings=settings,
-    )
-    return tailor(ADAPTATION, form.config(), until)
+    return tailor(ADAPTATION, AdaptForm(**locals()).config(), until)
 
 
 @flow(name="autotailor-nightly-adapt", flow_run_name=_run_name, persist_result=False)
@@ -170,17 +138,7 @@ def adapt_nightly(
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night, or a URL. Empty: outputs.
     """
-    form = AdaptNightForm(
-        supernet=supernet,
-        data=data,
-        data_path=data_path,
-        devices=devices,
-        budgets_ms=budgets_ms,
-        overrides=overrides,
-        output_dir=output_dir,
-        settings=settings,
-    )
-    return _night(form.config())
+    return _night(AdaptNightForm(**locals()).config())
 
 
 def _night(config: FlowConfig) -> Any:
@@ -214,20 +172,7 @@ def stream_to(
         overrides: Further settings as on the command line, one each: drift.severity=3, adaptation.guard.judged_from=8.
         output_dir: The output folder of the run on the worker's machine. Empty: outputs.
     """
-    form = StreamForm(
-        drift=drift,
-        methods=methods,
-        subnets=subnets,
-        preset=preset,
-        model=model,
-        data=data,
-        data_path=data_path,
-        devices=devices,
-        overrides=overrides,
-        output_dir=output_dir,
-        settings=settings,
-    )
-    return tailor(PIPELINE, form.config(), "stream")
+    return tailor(PIPELINE, StreamForm(**locals()).config(), "stream")
 
 
 @flow(name="autotailor-deploy", flow_run_name=_run_name, persist_result=False)
@@ -246,5 +191,4 @@ def deploy_to(
         overrides: Further settings as on the command line, one each: deploy.port=8081, device.board.ssh.host=board.
         output_dir: The output folder of that run on the worker's machine. Empty: outputs.
     """
-    form = DeployForm(device=device, bundle=bundle, overrides=overrides, output_dir=output_dir, settings=settings)
-    return put(form.config(), device)
+    return put(DeployForm(**locals()).config(), device)

@@ -1,13 +1,12 @@
-"""MLflow's model registry: a night's models are the candidates; a night without regressions becomes the champion.
+"""One night: the run, its devices timed anew, the comparison with the night before, the report and the promotion.
 
-One night: the run, its devices timed anew, the comparison with the night before, the report and the promotion.
-
-The flow of a night. Its state shows whether something regressed, so that an automation can wait for it.
+In MLflow's model registry, a night's models are the candidates; a night without regressions becomes the champion. The
+state of the flow shows whether something regressed, so that an automation can wait for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -55,12 +54,6 @@ def propose(run: Run, config: FlowConfig, outputs: Outputs) -> list[RegisteredMo
     for name, digest in models:
         run.tracker.point(name, digest, CANDIDATE)
     return models
-
-
-def promote(run: Run, models: list[RegisteredModel]) -> None:
-    """Make the night's models the champions."""
-    for name, digest in models:
-        run.tracker.point(name, digest, CHAMPION)
 
 
 def _bundles(run: Run, config: FlowConfig, outputs: Outputs) -> Iterator[RegisteredModel]:
@@ -115,10 +108,24 @@ def concluded(config: FlowConfig, run: str, history: History, known: set[str]) -
     if night is None:
         return None
     page = config.folder / PAGE_FILE
-    told = {"line": line_of(night, page.resolve()), "page": str(page), "record": str(history.file(night))}
+    return _answer(night, line_of(night, page.resolve()), page, history.file(night))
+
+
+def _answer(night: Night, line: str, page: Path, record: Path, report: NightReport | None = None) -> dict[str, Any]:
+    """The result of a night as JSON. report: of the worker that has concluded it."""
     findings = [finding.to_json() for finding in night.findings]
-    rest = {"promoted": night.promoted, "changed": [], "stages": [], "findings": findings}
-    return {"nightly": {**told, **rest}, "regressed": bool(findings)}
+    return {
+        "nightly": {
+            "line": line,
+            "page": str(page),
+            "record": str(record),
+            "promoted": night.promoted,
+            "changed": list(report.changed) if report else [],
+            "stages": [change._asdict() for change in report.stages] if report else [],
+            "findings": findings,
+        },
+        "regressed": bool(findings),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +146,20 @@ class _Tonight:
         night, comparison = self._compared(earlier, before)
         worse = self._worse_than_champion(earlier, night, comparison)
         promoted = settings.promote == "always" or (settings.promote == "unless regressed" and not worse)
-        night = night.model_copy(
-            update={
-                "compared_with": before.began if before else None,
-                "findings": comparison.findings,
-                "promoted": promoted,
-            }
+        since = before.began if before else None
+        told = {"compared_with": since, "findings": comparison.findings, "promoted": promoted}
+        night = night.model_copy(update=told)
+        report = NightReport(
+            night=night,
+            comparison=comparison,
+            changed=changed_inputs(before, night) if before else (),
+            stages=changed_stages(before, night) if before else (),
+            tables=table_differences(before, night, self.run) if before else {},
         )
-        report = self._report(night, comparison, before)
         write_bytes(page, render([*earlier, night], report).encode())
-        self._track(night, page)
+        tracker, is_worse = self.run.tracker, str(bool(night.findings)).lower()
+        tracker.client.log_artifact(tracker.run_id, str(page))
+        tracker.tag(tracker.run_id, {"autotailor.night": night.began, "autotailor.regressed": is_worse})
         models = propose(self.run, self.config, self.outputs)
         line = line_of(night, page.resolve())
         publish_night(report, line, page)
@@ -156,19 +167,13 @@ class _Tonight:
             tell(self.config, night, page.resolve(), webhook)
         else:
             get_run_logger().info(line)
-        if promoted:
-            promote(self.run, models)
+        for name, digest in models if promoted else ():
+            self.run.tracker.point(name, digest, CHAMPION)
         record = self.history.add(night)
         if self.run.mirror is not None:
             self.run.mirror.publish_results([], [PAGE_FILE])
             self.run.mirror.nights.publish()
-        told = {"line": line, "page": str(page), "record": str(record), "promoted": promoted}
-        findings = [finding.to_json() for finding in night.findings]
-        stages = [change._asdict() for change in report.stages]
-        return {
-            "nightly": {**told, "changed": list(report.changed), "stages": stages, "findings": findings},
-            "regressed": bool(findings),
-        }
+        return _answer(night, line, page, record, report)
 
     def _compared(self, earlier: Sequence[Night], before: Night | None) -> tuple[Night, NightComparison]:
         """Compare tonight with the night before. Slower devices are timed once more: only findings confirmed then count."""
@@ -182,39 +187,15 @@ class _Tonight:
         get_run_logger().info(f"latencies on {', '.join(suspects)} are worse than the night before: timed once more")
         again = with_times(night, work(WATCH_AGAIN, self.run, self.config, self.outputs, suspects))
         second = compare(self.config.nightly, earlier, before, again)
-        return again, _confirmed(first, second)
+        places = {finding.place for finding in first.findings}
+        confirmed = tuple(finding for finding in second.findings if finding.place in places)
+        return again, replace(second, findings=confirmed)
 
     def _worse_than_champion(self, earlier: Sequence[Night], night: Night, comparison: NightComparison) -> bool:
         champion = next((one for one in reversed(earlier) if one.promoted), None)
         if champion is None or champion is earlier[-1]:
             return bool(comparison.findings)
         return bool(compare(self.config.nightly, earlier, champion, night).findings)
-
-    def _report(self, night: Night, comparison: NightComparison, before: Night | None) -> NightReport:
-        if before is None:
-            return NightReport(night=night, comparison=comparison, changed=(), stages=(), tables={})
-        return NightReport(
-            night=night,
-            comparison=comparison,
-            changed=changed_inputs(before, night),
-            stages=changed_stages(before, night),
-            tables=table_differences(before, night, self.run),
-        )
-
-    def _track(self, night: Night, page: Path) -> None:
-        tracker = self.run.tracker
-        tracker.client.log_artifact(tracker.run_id, str(page))
-        tags: Mapping[str, str] = {
-            "autotailor.night": night.began, "autotailor.regressed": str(bool(night.findings)).lower()
-        }  # fmt: skip
-        tracker.tag(tracker.run_id, tags)
-
-
-def _confirmed(first: NightComparison, second: NightComparison) -> NightComparison:
-    """The second comparison, limited to findings that the first one also has."""
-    places = {finding.place for finding in first.findings}
-    findings = tuple(finding for finding in second.findings if finding.place in places)
-    return NightComparison(findings=findings, devices=second.devices, tests=second.tests, notes=second.notes)
 
 
 REGRESSED = "Regressed"

@@ -27,12 +27,10 @@ from flows.pipeline.stages.spec import (
     trained_supernet,
 )
 from flows.pipeline.versions import library_versions
-from profiling_agents.messages import Capabilities
 from tasks.base.artifacts import MadeFrom, digest_of, key_settings
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports
-from tasks.base.schemas.placed import ChosenImplementations
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE as ACCURACY_FILE
 from tasks.base.schemas.predictions import LATENCY_VALIDATION_FILE as LATENCY_FILE
 from tasks.base.schemas.predictions import AccuracyValidation, LatencyValidation
@@ -41,7 +39,6 @@ from tasks.measuring.lut import LutStore
 from tasks.measuring.lut.entry import TableDifference
 from tasks.measuring.lut.views import diff
 from tasks.measuring.profile import LUT_FOLDER
-from tasks.measuring.subnets import LeasedDevice
 from tasks.operations.nightly import DeviceNight, Night, NightTimes, StageNight
 from tasks.operations.nightly.records import OperatorRounds, StageChange, SubNetRounds
 from tasks.operations.nightly.timing import TIMES_FILE, NightRequest, time_device
@@ -93,9 +90,8 @@ def changed_stages(before: Night, now: Night) -> list[StageChange]:
         elif stage.stage in moved:
             found.append(StageChange(stage.stage, stage.worked, tuple(_why(was, stage, before, now, moved))))
         elif stage.worked:
-            found.append(
-                StageChange(stage.stage, True, ("its folder was removed or damaged, or it was asked for anew",))
-            )
+            why = "its folder was removed or damaged, or it was asked for anew"
+            found.append(StageChange(stage.stage, True, (why,)))
     return found
 
 
@@ -175,28 +171,22 @@ def gather(
 
 def with_times(night: Night, watched: Mapping[str, Output]) -> Night:
     """The same night with the new times of devices that were timed again."""
-    again = {name: night.devices[name].model_copy(update={"times": _times(output)}) for name, output in watched.items()}
+    times = {name: NightTimes.read(output.folder / TIMES_FILE) for name, output in watched.items()}
+    again = {name: night.devices[name].model_copy(update={"times": new}) for name, new in times.items()}
     return night.model_copy(update={"devices": {**night.devices, **again}})
-
-
-def _times(output: Output) -> NightTimes:
-    return NightTimes.read(output.folder / TIMES_FILE)
 
 
 def _device(run: Run, name: str, outputs: Outputs, watched: Output) -> DeviceNight:
     validation = LatencyValidation.read(outputs["latency"][name].folder / LATENCY_FILE)
     held_out = [row for row in validation.subnets if row.used_for == "held out"]
+    capabilities = run.devices.capabilities(name)
+    known = ((field, getattr(capabilities, field)) for field in FACTS)
     return DeviceNight(
         fingerprint=run.devices.fingerprint(name),
-        facts=_facts(run.devices.capabilities(name)),
-        times=_times(watched),
+        facts={field: str(value) for field, value in known if value not in (None, "")},
+        times=NightTimes.read(watched.folder / TIMES_FILE),
         latency_errors={row.digest: abs(row.predicted_ms - row.measured_ms) / row.measured_ms for row in held_out},
     )
-
-
-def _facts(device: Capabilities) -> dict[str, str]:
-    known = ((name, getattr(device, name)) for name in FACTS)
-    return {name: str(value) for name, value in known if value not in (None, "")}
 
 
 def _stages(finished: FinishedStages, devices: Sequence[str]) -> Iterator[StageNight]:
@@ -204,7 +194,10 @@ def _stages(finished: FinishedStages, devices: Sequence[str]) -> Iterator[StageN
     for output in finished:
         name, _, label = output.stage.partition("/")
         spec, made_from = SPECS[name], MadeFrom.of(output.folder)
-        needs = (title for need in (*spec.needs, *spec.reads) for title in _read(need, label, titles))
+        needs: list[str] = []
+        for need in (*spec.needs, *spec.reads):  # of a stage of this label its own, or all
+            own = f"{need}/{label}"
+            needs += [own] if own in titles else [title for title in titles if title.partition("/")[0] == need]
         of_devices = (label,) if label in devices else tuple(devices)
         yield StageNight(
             stage=output.stage,
@@ -218,25 +211,16 @@ def _stages(finished: FinishedStages, devices: Sequence[str]) -> Iterator[StageN
         )
 
 
-def _read(need: str, label: str, titles: Sequence[str]) -> list[str]:
-    """Titles of an earlier stage that a stage of this label reads: its own, or all."""
-    own = f"{need}/{label}"
-    return [own] if own in titles else [title for title in titles if title.partition("/")[0] == need]
-
-
 def _watch(at: Context, out: Path, progress: Progress) -> StageResult:
-    config = at.config
-    with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
-        implementations = ChosenImplementations.read(at.implementations())
-        device = LeasedDevice(name=at.device, client=client, batch=at.batch, implementations=implementations)
-        request = NightRequest(
-            settings=config.nightly,
-            profile=config.profile_of(at.device),
-            timing=config.predict,
-            supernet=at.trained,
-            lut=at.file("profile", LUT_FOLDER),
-            exports=Exports.read(at.file("export", EXPORTS_FILE)),
-        )
+    request = NightRequest(
+        settings=at.config.nightly,
+        profile=at.config.profile_of(at.device),
+        timing=at.config.predict,
+        supernet=at.trained,
+        lut=at.file("profile", LUT_FOLDER),
+        exports=Exports.read(at.file("export", EXPORTS_FILE)),
+    )
+    with at.leased(alone=True) as device:
         return time_device(device, request, out, progress)
 
 

@@ -58,12 +58,12 @@ def test_a_subnet_of_a_search_is_played_for_each_device() -> None:
 
 
 def test_fields_of_the_form_are_words_of_the_command_line() -> None:
-    fields = deployments.stream_words("mixed", ["source", "guarded"], ["largest", "2ms"])
+    fields = deployments.field_words(drift="mixed", methods=["source", "guarded"], subnets=["largest", "2ms"])
     found = validate(RunConfig, deployments.composed("config", fields, ["drift.seed=3"], None))
     assert found == config_of(
         "drift=mixed", "stream.methods=[source,guarded]", "stream.subnets=[largest,2ms]", "drift.seed=3"
     )
-    empty = deployments.stream_words(deployments.DEFAULT_DRIFT, [], [])
+    empty = deployments.field_words(drift=deployments.DEFAULT_DRIFT, methods=[], subnets=[])
     assert validate(RunConfig, deployments.composed("config", empty, [], None)) == config_of()
 
 

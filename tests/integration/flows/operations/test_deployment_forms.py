@@ -35,7 +35,11 @@ def of_words(*words: str) -> RunConfig:
 
 def test_an_empty_form_is_the_command_without_options() -> None:
     assert (
-        of_form([*deployments.run_words("none", ""), *deployments.common_words("default", "", [], [], "")])
+        of_form(
+            deployments.field_words(
+                preset="none", model="", data="default", data_path="", devices=[], budgets_ms=[], output_dir=""
+            )
+        )
         == of_words()
     )
 
@@ -44,22 +48,27 @@ def test_an_empty_form_is_the_command_without_options() -> None:
     ("model", "kind"), [("resnet26", "timm"), ("my nets/a 'b'.onnx", "onnx"), ("package.nets:make", "callable")]
 )
 def test_a_network_is_named_by_one_field(model: str, kind: str) -> None:
-    found = of_form(deployments.run_words("none", model)).model
+    found = of_form(deployments.field_words(preset="none", model=model)).model
     assert found.kind == kind
     assert (str(found.path) if kind == "onnx" else found.name) == model
 
 
 def test_fields_are_words_of_the_command_line() -> None:
-    fields = [
-        *deployments.run_words("quick", "resnet26"),
-        *deployments.common_words("imagefolder", "my photos", ["ncnn"], [1, 2.5], "a b"),
-    ]
+    fields = deployments.field_words(
+        preset="quick",
+        model="resnet26",
+        data="imagefolder",
+        data_path="my photos",
+        devices=["ncnn"],
+        budgets_ms=[1, 2.5],
+        output_dir="a b",
+    )
     words = ["+preset=quick", "model=timm", "model.name=resnet26", "data=imagefolder", "data.path='my photos'"]
     assert of_form(fields) == of_words(*words, "device=[ncnn]", "search.budgets_ms=[1,2.5]", "output_dir='a b'")
 
 
 def test_fields_of_a_deployment_onto_a_device_are_words_of_the_command_line() -> None:
-    fields = deployments.deploy_words("ncnn", "my nets/bundle", "a b")
+    fields = deployments.field_words(device="ncnn", bundle="my nets/bundle", output_dir="a b")
     found = validate(
         DeployConfig, deployments.composed("deploy", fields, ["deploy.port=8081"], {"deploy": {"keep": 3}})
     )
@@ -68,7 +77,7 @@ def test_fields_of_a_deployment_onto_a_device_are_words_of_the_command_line() ->
 
 
 def test_overrides_count_over_fields_and_settings_over_both() -> None:
-    fields = deployments.common_words("digits", "", ["ncnn"], [1.0], "")
+    fields = deployments.field_words(data="digits", data_path="", devices=["ncnn"], budgets_ms=[1.0])
     overrides = ["data=glyphs", "finetune.epochs=7", "base.epochs=7", "search.budgets_ms=[2]"]
     found = of_form(fields, overrides, {"finetune": {"epochs": 9}, "search": {"budgets_ms": None}})
     assert (found.data.kind, found.data.resolution) == ("glyphs", 64)
@@ -79,7 +88,7 @@ def test_what_was_not_entered_leaves_a_preset_as_it_is() -> None:
     unopened = dict.fromkeys(settings_schema(RunConfig)["properties"])
     opened = {**unopened, "finetune": {"epochs": 9, "channels_last": None}, "base": {}}
     expected = of_words("+preset=nightly", "finetune.epochs=9")
-    assert of_form(deployments.run_words("nightly", ""), settings=opened) == expected
+    assert of_form(deployments.field_words(preset="nightly", model=""), settings=opened) == expected
 
 
 @pytest.mark.few("parquet")
