@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flows.cli.words import COMMANDS, FLAGS, command_help, general_help
 from flows.config.validate import nearest
@@ -134,14 +134,16 @@ def _check_command(command: str) -> None:
         raise UserError(f"command '{command}'", "is unknown", allowed=", ".join(COMMANDS), next_step=hint)
 
 
-def _given(found: argparse.Namespace, flag: str) -> bool:
-    return getattr(found, flag.removeprefix("--").replace("-", "_"), None) not in (None, False)
+def _given(found: argparse.Namespace, flag: str) -> Any:
+    """The value of a flag; None without the flag."""
+    value = getattr(found, flag.removeprefix("--").replace("-", "_"), None)
+    return None if value is False else value
 
 
 def _check_flags(command: str, found: argparse.Namespace) -> None:
     """UserError for flags that belong to other commands."""
     for flag in FLAGS:
-        if _given(found, flag) and flag not in COMMANDS[command].flags:
+        if _given(found, flag) is not None and flag not in COMMANDS[command].flags:
             allowed = ", ".join(name for name, other in COMMANDS.items() if flag in other.flags)
             hint = "device=[NAME] chooses the devices of a run" if flag == "--device" else ""
             raise UserError(flag, f"is not a flag of '{command}'", allowed=f"with {allowed}", next_step=hint)
@@ -160,20 +162,18 @@ def _question(
 ) -> Question | None:
     """The question to a search; None without one. UserError for impossible values."""
     asks = COMMANDS[command].asks
+    if asks == "pair" and len(words) != 2:
+        form = f"autotailor {command} A B"
+        raise UserError(command, f"got {len(words)} SubNets", allowed=f"two: {FORMS}", next_step=f"write {form}")
+    for word in words if asks in ("pair", "files") else ():
+        pick(word)
     if asks == "pair":
-        if len(words) != 2:
-            form = f"autotailor {command} A B"
-            raise UserError(command, f"got {len(words)} SubNets", allowed=f"two: {FORMS}", next_step=f"write {form}")
-        for word in words:
-            pick(word)
         return Question(pair=(words[0], words[1]))
     if asks == "files" and words:
-        for word in words:
-            pick(word)
         if found.dry_run:
             raise UserError("--dry-run", "tells of stages, not of files", next_step="leave the files out")
         return Question(files=tuple(words))
-    given = {flag: getattr(found, name) for flag, name in RULES.items() if _given(found, flag)}
+    given = {flag: value for flag in RULES if (value := _given(found, flag)) is not None}
     if not given:
         return None
     if len(given) > 1:

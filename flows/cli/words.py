@@ -14,6 +14,8 @@ from flows.config.validate import config_groups
 from tasks.search.choose import FILE_END, FORMS
 
 MODEL_END = ".onnx"
+EVERYWHERE = ("--cfg", "--package", "--json", "--config-dir", "--help")
+OF_STAGES = ("--dry-run", "--multirun", *EVERYWHERE)
 
 
 class Flag(NamedTuple):
@@ -30,7 +32,7 @@ class Command:
     summary: str
     about: str = ""
     forms: tuple[str, ...] = ("[OVERRIDE…] [FLAG…]",)
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = OF_STAGES
     groups: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
     is_word: Callable[[str], bool] = lambda text: False
@@ -99,8 +101,6 @@ FLAGS = {
 }
 """The flags, in the order of the help."""
 
-EVERYWHERE = ("--cfg", "--package", "--json", "--config-dir", "--help")
-OF_STAGES = ("--dry-run", "--multirun", *EVERYWHERE)
 RULES = ("--budget-ms", "--accuracy-share", "--knee")
 
 _RUN = ("preset", "tracking")
@@ -161,7 +161,6 @@ COMMANDS = {
         about="Trains the network where it has no weights, makes a SuperNet of it, trains that, measures its operators on "
         "each device, searches the best SubNet for every latency budget, and writes, checks and measures their files. "
         "The end is report.html in the output folder.",
-        flags=OF_STAGES,
         groups=(*_ALL, *_RUN),
         examples=(
             "autotailor run +preset=quick",
@@ -208,7 +207,6 @@ COMMANDS = {
         summary="… and train it",
         about="Trains the SuperNet, so that all its SubNets are accurate with the weights that they share. What is trained "
         "is in the line 'folder': adapt takes it, with /supernet.",
-        flags=OF_STAGES,
         groups=(*_FINETUNE, *_RUN),
         examples=("autotailor finetune +preset=quick finetune.epochs=4",),
     ),
@@ -216,7 +214,6 @@ COMMANDS = {
         summary="list every unique operator of all SubNets",
         about="Counts the SubNets, and lists every operator that any of them has, once: what there is to measure on a "
         "device. Trains nothing.",
-        flags=OF_STAGES,
         groups=(*_ENUMERATE, *_RUN),
         examples=("autotailor enumerate +preset=resnet50 --json operators.json",),
     ),
@@ -225,7 +222,6 @@ COMMANDS = {
         about="Chooses the options of each device's runtime, measures every unique operator on it, and keeps the "
         "latencies in look-up tables that all runs share. Trains nothing. With --dry-run: what each device knows already, "
         "and how long the rest takes.",
-        flags=OF_STAGES,
         groups=(*_PROFILE, *_RUN),
         examples=(
             "autotailor profile +preset=mobilenetv2 device=[ncnn] --dry-run",
@@ -237,7 +233,6 @@ COMMANDS = {
         summary="build and check the latency and accuracy predictors",
         about="Makes the predictors of accuracy, latency, memory and energy, and states their errors on SubNets that they "
         "were not made from.",
-        flags=OF_STAGES,
         groups=(*_FINETUNE, *_MEASURED, *_RUN),
         examples=("autotailor predict +preset=quick predict.random_subnets=20 --json errors.json",),
     ),
@@ -277,7 +272,6 @@ COMMANDS = {
         "of corrupted images (drift=…) under each method of stream.methods: as they are, and adapting without labels. Shows "
         "their errors on the whole stream and under each corruption, and writes errors by window, events of the guard, and "
         "side files of what has adapted. With stream.subnets=[original,largest] nothing is searched or measured.",
-        flags=OF_STAGES,
         groups=(*_FINETUNE, *_MEASURED, "search", "refine", *_STREAM, *_RUN),
         examples=(
             "autotailor stream +preset=quick stream.subnets=[original,largest] stream.methods=[source,batchnorm,guarded]",
@@ -291,7 +285,6 @@ COMMANDS = {
         "the device. The files and a model card for each are in the line 'folder'. With files that search wrote: those of "
         "their SubNets alone, each on its device.",
         forms=("[FILE.json…] [OVERRIDE…] [FLAG…]",),
-        flags=OF_STAGES,
         groups=(*_FINETUNE, *_MEASURED, "search", "refine", "policy", "export", *_RUN),
         examples=("autotailor export search.budgets_ms=[2] device=[ncnn] export.formats=[onnx,ncnn_fp16]",),
         asks="files",
@@ -300,7 +293,6 @@ COMMANDS = {
     "report": Command(
         summary="… and write report.html (the same as run)",
         about="The same as run: whatever is missing is worked, and report.html is written anew.",
-        flags=OF_STAGES,
         groups=(*_ALL, *_RUN),
         examples=("autotailor report +preset=quick report.accuracy_points=1",),
     ),
@@ -310,7 +302,6 @@ COMMANDS = {
         "it the data options of the run that made the SuperNet. With --dry-run: what each device knows already, and "
         "how long the rest takes.",
         forms=("supernet=FOLDER [OVERRIDE…] [FLAG…]",),
-        flags=OF_STAGES,
         groups=(*_ADAPT, "tracking"),
         examples=("autotailor adapt supernet=outputs/supernet device=[ncnn]",),
         adapts="always",
@@ -443,10 +434,11 @@ COMMANDS = {
         run="flows.cli.clean:execute",
     ),
     "agent": Command(
-        summary="the device-side service; see 'autotailor agent --help'", service="profiling_agents.cli:main"
+        summary="the device-side service; see 'autotailor agent --help'", flags=(), service="profiling_agents.cli:main"
     ),
     "relay": Command(
         summary="where clients meet an agent that cannot be dialled; see 'autotailor relay --help'",
+        flags=(),
         service="profiling_agents.cli:relay",
     ),
 }

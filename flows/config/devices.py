@@ -64,11 +64,7 @@ class SshSettings(BaseModel):
     def target(self) -> SshTarget:
         """Where and how to connect."""
         return SshTarget(
-            destination=self.host,
-            port=self.port,
-            identity=self.identity,
-            python=self.python,
-            options=self.options,
+            destination=self.host, port=self.port, identity=self.identity, python=self.python, options=self.options
         )
 
 
@@ -141,11 +137,6 @@ class DeviceProfile(BaseModel):
     def urls(self) -> tuple[str, ...]:
         """Addresses of agents that run already."""
         return (self.agent,) if self.agent else self.agents
-
-    @property
-    def parameter_bytes(self) -> int:
-        """What a parameter takes in its precision."""
-        return PARAMETER_BYTES[self.precision]
 
     @property
     def bundle_format(self) -> BundleFormat | None:

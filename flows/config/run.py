@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from flows.config.devices import DeviceName, DeviceProfile, check_placed, check_together, sharing
+from flows.config.devices import PARAMETER_BYTES, DeviceName, DeviceProfile, check_placed, check_together, sharing
 from flows.config.settings import (
     EvaluateSettings,
     PretrainingConfig,
@@ -50,9 +50,7 @@ class TrackingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     uri: TrackingUri | None = Field(
-        default=None,
-        repr=False,
-        description="null: that of MLFLOW_TRACKING_URI, or mlflow.db in the working folder",
+        default=None, repr=False, description="null: that of MLFLOW_TRACKING_URI, or mlflow.db in the working folder"
     )
     experiment: str = Field(default="autotailor", min_length=1)
 
@@ -192,7 +190,7 @@ class CommonConfig(BaseModel):
         return replace(
             self.resources_of(device).rules,
             planned=self.export.planned_memory and profile.keeps_order,
-            parameter_bytes=profile.parameter_bytes,
+            parameter_bytes=PARAMETER_BYTES[profile.precision],
         )
 
     def precision_of(self, device: str) -> "Int8 | None":

@@ -38,11 +38,7 @@ else:
 COMPLETE_FILE = "complete.json"
 SERVER = "PREFECT_API_URL"
 REPORT = "report"
-CODE = (
-    "tasks.report.gather",
-    "tasks.report.page",
-    "tasks.placement.partition.planning",
-)
+CODE = ("tasks.report.gather", "tasks.report.page", "tasks.placement.partition.planning")
 """Modules that make a report, with the plans that it gets."""
 
 

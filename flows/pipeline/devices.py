@@ -24,9 +24,7 @@ class Devices:
     """Clients by device name. Use as a context: agents started here end with it."""
 
     def __init__(
-        self,
-        profiles: Mapping[str, DeviceProfile],
-        turn: Callable[[str], AbstractContextManager[object]] = in_turn,
+        self, profiles: Mapping[str, DeviceProfile], turn: Callable[[str], AbstractContextManager[object]] = in_turn
     ) -> None:
         """turn: gives exclusive use of a device that other machines can also reach."""
         self.profiles = dict(profiles)

@@ -125,11 +125,7 @@ class Surroundings:
     """
 
     def __init__(
-        self,
-        store: Store,
-        devices: Devices,
-        workers: EvaluationWorkers | None = None,
-        mirror: Mirror | None = None,
+        self, store: Store, devices: Devices, workers: EvaluationWorkers | None = None, mirror: Mirror | None = None
     ) -> None:
         self.store, self.devices, self.workers, self.mirror = store, devices, workers, mirror
 

@@ -424,11 +424,7 @@ def _kept(measured_ms: float | None, is_kept: bool) -> str:
 
 
 def _winner(
-    row: Winner | ExportedWinner,
-    sizes: Winner | Card,
-    within: str,
-    accuracy: Mapping[str, str],
-    known: Uncertainty,
+    row: Winner | ExportedWinner, sizes: Winner | Card, within: str, accuracy: Mapping[str, str], known: Uncertainty
 ) -> Facts:
     """A row for one winner. accuracy: measured accuracy by split."""
     return {

@@ -24,28 +24,10 @@ from flows.pipeline.stages.supernets import (
 )
 from flows.pipeline.stages.winners import EXPORT, REFINE, SEARCH
 
-SEARCHED = (
-    ENUMERATE,
-    BATCHES,
-    ENGINE,
-    PROFILE,
-    SENSITIVITIES,
-    INT8,
-    LATENCY,
-    RESOURCES,
-    SEARCH,
-    REFINE,
-)
+SEARCHED = (ENUMERATE, BATCHES, ENGINE, PROFILE, SENSITIVITIES, INT8, LATENCY, RESOURCES, SEARCH, REFINE)
 """The stages that measure, predict and search for every device."""
 
-FINAL = (
-    POLICY,
-    FRONT,
-    EXPORT,
-    SIBLING,
-    BASELINES,
-    COMPARED,
-)
+FINAL = (POLICY, FRONT, EXPORT, SIBLING, BASELINES, COMPARED)
 """The stages that build on winners."""
 
 ADAPTATION = (GIVEN, CHECK, *SEARCHED, *FINAL)

@@ -14,9 +14,8 @@ from adaptive_runtime.bundle.bundles import BundleFormat
 from flows.config import AdaptConfig, FlowConfig, leveled
 from flows.pipeline import pages
 from flows.pipeline.results import of
-from flows.pipeline.stages.placement import other_devices, placed_files, placed_settings
 from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
-from flows.pipeline.stages.winners import front_of, policies_of, target_of
+from flows.pipeline.stages.winners import front_of, other_devices, placed_files, placed_settings, policies_of, target_of
 from flows.storage import EXPORTS_FOLDER
 from importing import later_names
 from tasks.base.artifacts import key_settings, write_bytes
@@ -136,7 +135,7 @@ def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
             data=config.data,
             supernet=at.trained,
             device=device,
-            workers=at.workers,
+            workers=at.run.workers,
         )
         return stage.run(request, client, at.workspace(out, progress))
 

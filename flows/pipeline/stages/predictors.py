@@ -61,7 +61,7 @@ def _profile_device_s(at: Context) -> float | None:
 def _int8(at: Context, out: Path, progress: Progress) -> StageResult:
     settings, exact = at.config.predict, at.output("sensitivities").folder
     precision, workspace = Int8(at.config.export.quantise), at.workspace(out, progress)
-    return sensitivity.run_int8(settings, precision, at.config.data, at.trained, exact, workspace, at.workers)
+    return sensitivity.run_int8(settings, precision, at.config.data, at.trained, exact, workspace, at.run.workers)
 
 
 def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -124,7 +124,7 @@ PROFILE = StageSpec(
 SENSITIVITIES = StageSpec(
     name="sensitivities",
     body=lambda at, out, progress: sensitivity.run(
-        at.config.predict, at.config.data, at.trained, at.workspace(out, progress), at.workers
+        at.config.predict, at.config.data, at.trained, at.workspace(out, progress), at.run.workers
     ),
     needs=("finetune",),
     modules=("tasks.prediction.sensitivity",),
@@ -141,10 +141,7 @@ INT8 = StageSpec(
     body=_int8,
     needs=("finetune", "sensitivities"),
     modules=("tasks.prediction.sensitivity",),
-    settings=lambda at: {
-        **key_settings(at.config.predict, EvaluationSettings),
-        **Int8(at.config.export.quantise).key,
-    },
+    settings=lambda at: {**key_settings(at.config.predict, EvaluationSettings), **Int8(at.config.export.quantise).key},
     inputs=lambda at: (
         at.data,
         at.trained,

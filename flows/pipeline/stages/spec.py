@@ -33,7 +33,6 @@ from tasks.evaluation.models.own_code import source_of
 from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
 
 if TYPE_CHECKING:
-    from tasks.evaluation.subnets import EvaluationWorkers
     from tasks.measuring.subnets import LeasedDevice
 else:
     globals().update(later_names(__file__))
@@ -203,11 +202,6 @@ class Context:
     def workspace(self, out: Path, progress: Progress) -> Workspace:
         """The stage's folder, its listener, and the store of SubNets."""
         return Workspace(out=out, progress=progress, store=self.store)
-
-    @property
-    def workers(self) -> EvaluationWorkers | None:
-        """The processes that evaluate SubNets; None: this process does."""
-        return self.run.workers
 
     @property
     def supernet(self) -> Path:

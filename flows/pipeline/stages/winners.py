@@ -1,4 +1,4 @@
-"""The best SubNets: searched, measured and exported."""
+"""The best SubNets: searched, measured, placed over several devices, and exported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from flows.pipeline import pages
 from flows.pipeline.pages import exported_rows, front_rows
 from flows.pipeline.results import of
 from flows.pipeline.run import Output
-from flows.pipeline.stages.placement import is_placed, placed_files, placed_settings, placements
 from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
 from flows.storage import EXPORTS_FOLDER
 from importing import later_names
@@ -24,7 +23,7 @@ from tasks.base.artifacts import digest_of, key_settings
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Exports
 from tasks.base.schemas.placed import LUT_FOLDER, ChosenImplementations
-from tasks.base.schemas.predictions import ENERGY_FILE, LATENCY_FILE
+from tasks.base.schemas.predictions import ENERGY_FILE, LATENCY_FILE, LATENCY_VALIDATION_FILE
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import FRONT_FILE, MEASURED_FILE, WHOLE_FRONT_FILE, Candidates, Front
 from tasks.evaluation.models import origin_of, weights_source
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
     from tasks.evaluation.subnets import EvaluationData, EvaluationResources
     from tasks.export.adapted import read_side_files
     from tasks.export.bundles import BundleContents, FurtherFormat, further_formats
+    from tasks.export.operating_points import latency_error_of
+    from tasks.placement.bundled import BundlePlacements, OtherDevices
+    from tasks.placement.partition.planning import DeviceTable, table_of
     from tasks.prediction.accuracy import AccuracyPredictor
     from tasks.prediction.latency import LatencyPredictor
     from tasks.prediction.resources import EnergyPredictor
@@ -109,7 +111,7 @@ def searched_supernet(at: Context, device: str) -> search.SearchedSuperNet:
 def _images_of(at: Context, device: str) -> EvaluationData:
     """The images for evaluating accuracies, in the precision of a device."""
     precision = at.config.precision_of(device)
-    return images_of(at.config.predict, at.config.data, at.workers).in_precision(precision)
+    return images_of(at.config.predict, at.config.data, at.run.workers).in_precision(precision)
 
 
 def evaluation_settings(at: Context, device: str) -> dict[str, Any]:
@@ -286,6 +288,57 @@ def policies_of(at: Context) -> Sequence[SubnetPolicy]:
     return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
 
 
+def is_placed(at: Context) -> bool:
+    """Whether the bundle of a stage's device has SubNets that offload to other devices."""
+    return at.config.export.placed and at.device == at.config.partition.devices[0]
+
+
+def placed_settings(at: Context) -> dict[str, Any]:
+    """The settings that plans depend on besides tables; empty if there are no plans."""
+    return {"partition": at.config.partition.model_dump(mode="json")} if is_placed(at) else {}
+
+
+def placed_files(at: Context) -> tuple[Path, ...]:
+    """The files of earlier stages from which plans are made."""
+    if not is_placed(at):
+        return ()
+    return tuple(
+        at.file(stage, file, name)
+        for name in at.config.partition.devices
+        for stage, file in (("profile", LUT_FOLDER), ("latency", LATENCY_FILE), ("latency", LATENCY_VALIDATION_FILE))
+    )
+
+
+def other_devices(at: Context) -> OtherDevices | None:
+    """The devices that may take part; None if the bundle does not offload."""
+    if not is_placed(at):
+        return None
+    partition = at.config.partition
+    folders = (at.output("latency", name).folder for name in partition.devices)
+    return OtherDevices(_tables(at), partition, max(map(latency_error_of, folders)))
+
+
+def placements(at: Context) -> BundlePlacements | None:
+    """The offloaded SubNets in the device's bundle, if some state prefers them; None if the bundle does not offload."""
+    if not is_placed(at):
+        return None
+    tables, kept = _tables(at), Levels.read(at.file("front", LEVELS_FILE)).placed
+    return BundlePlacements(
+        tables,
+        at.config.partition,
+        {digest: row.latency_error for digest, row in kept.items()},
+        threads=tables[0].lut.device.threads,
+        ncnn=any(table.lut.device.backend == "ncnn" for table in tables),
+    )
+
+
+def _tables(at: Context) -> tuple[DeviceTable, ...]:
+    return tuple(
+        table_of(name, at.output("profile", name).folder, at.output("latency", name).folder)
+        for name in at.config.partition.devices
+    )
+
+
 def _provenance(at: Context) -> tasks.export.Provenance:
     """The origin of SubNets, as listed in model cards: network, initial weights, data, and the stages' files."""
     config = at.config
@@ -388,10 +441,7 @@ def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
     if at.has("refine"):
         return lambda: tasks.export.MeasuredSubstitutes(Candidates.read(front_of(at).with_name(MEASURED_FILE)))
     return lambda: tasks.export.SearchedSubstitutes(
-        at.trained,
-        _Given(at, at.device).target(),
-        AccuracyPredictor.load(_accuracy(at)),
-        Front.read(front_of(at)),
+        at.trained, _Given(at, at.device).target(), AccuracyPredictor.load(_accuracy(at)), Front.read(front_of(at))
     )
 
 
@@ -401,7 +451,7 @@ def _images(at: Context) -> dict[str, EvaluationData]:
         splits["validation"],
         splits["train"],
         recalibration_images=config.predict.recalibration_images,
-        resources=EvaluationResources(features_mib=config.predict.features_mib, workers=at.workers),
+        resources=EvaluationResources(features_mib=config.predict.features_mib, workers=at.run.workers),
     )
     return {"validation": validation, "test": validation.of(splits["test"])}
 
