@@ -78,7 +78,7 @@ def alone_at(address: TrackingAddress) -> Iterator[None]:
 
     UserError in one line: a damaged database, a missing folder, or a server that does not answer.
     """
-    from flows.storage.sharing import database_turn  # here because loading its driver takes 0.2 s
+    from flows.storage.sharing import database_turn  # here: few addresses need what it loads
 
     with ExitStack() as stack:
         stack.enter_context(in_turn(address.uri))
