@@ -6,11 +6,11 @@ compared side by side.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from tailor_ir import KINDS, Choice, OperatorFeature, PlacedOperator, SuperNet, Variable, choice_text
 from tasks.base.places import Place, places
+from tasks.base.schemas.stored import Record
 from tasks.measuring.lut import Lut
 from tasks.prediction.latency import Correction, family, operator_ms
 
@@ -18,34 +18,7 @@ Shape = tuple[int, ...]
 Outputs = tuple[str, ...]
 
 
-class LayerRow(TypedDict):
-    """A `SubNetLayer` as JSON."""
-
-    title: str
-    family: str
-    input: list[int]
-    output: list[int]
-    channels: list[int]
-    macs: int
-    parameters: int
-    predicted_ms: float | None
-
-
-class SectionRow(TypedDict):
-    """A `Section` as JSON."""
-
-    name: str
-    stage: bool
-    blocks: int
-    all_blocks: int
-    channels: int
-    output: list[int]
-    choices: dict[str, list[Choice]]
-    predicted_ms: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubNetLayer:
+class SubNetLayer(Record):
     """One layer in one SubNet. Shapes are of one sample; predicted_ms [ms] is None if the table has no latency."""
 
     title: str
@@ -57,22 +30,8 @@ class SubNetLayer:
     parameters: int
     predicted_ms: float | None
 
-    def to_json(self) -> LayerRow:
-        """The layer as JSON."""
-        return {
-            "title": self.title,
-            "family": self.family,
-            "input": list(self.input),
-            "output": list(self.output),
-            "channels": list(self.channels),
-            "macs": self.macs,
-            "parameters": self.parameters,
-            "predicted_ms": self.predicted_ms,
-        }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Record):
     """One stage of a SubNet, or the part before, between or behind stages.
 
     blocks, all_blocks: numbers in this SubNet and in the largest one. output: of one sample. choices: kind of variable -> the
@@ -88,19 +47,6 @@ class Section:
     output: Shape
     choices: dict[str, list[Choice]]
     predicted_ms: float | None
-
-    def to_json(self) -> SectionRow:
-        """The section as JSON."""
-        return {
-            "name": self.name,
-            "stage": self.stage,
-            "blocks": self.blocks,
-            "all_blocks": self.all_blocks,
-            "channels": self.channels,
-            "output": list(self.output),
-            "choices": dict(self.choices),
-            "predicted_ms": self.predicted_ms,
-        }
 
     @property
     def text(self) -> str:
@@ -129,9 +75,7 @@ class Layers:
         self._known: dict[OperatorFeature, SubNetLayer] = {}
 
     def _all_placed(self) -> list[tuple[PlacedOperator, Place]]:
-        """The operators of the largest SubNet, plus those of heads at their exits and those of alternatives before each
-        block.
-        """
+        """The largest SubNet's operators, those of heads at their exits, and those of alternatives before each block."""
         net = self._net
         largest = [(one, self._place(one.names)) for one in net.placed_operators(net.max_config).operators]
         known = {one.outputs for one, _ in largest}
@@ -211,17 +155,14 @@ class Layers:
 
     def elsewhere(self, config: Mapping[str, Any]) -> dict[str, Choice]:
         """Choices of the variables that belong to no section, such as the resolution."""
-        sections = {place.section for place in self.places}
-        return {
-            name: choice for name, choice in config.items() if not any(name.startswith(f"{one}.") for one in sections)
-        }
+        sections = tuple(f"{place.section}." for place in self.places)
+        return {name: choice for name, choice in config.items() if not name.startswith(sections)}
 
     def architecture(self, config: Mapping[str, Any]) -> list[str]:
         """The SubNet as short text: choices outside sections, then a line for each stage; without stages, for each section."""
         first = ", ".join(f"{name} {choice_text(choice)}" for name, choice in self.elsewhere(config).items())
         sections = self.sections(config)
-        shown = [section for section in sections if section.stage] or sections
-        return [*([first] if first else []), *(section.text for section in shown)]
+        return [*filter(None, [first]), *(one.text for one in [one for one in sections if one.stage] or sections)]
 
     def _place(self, names: frozenset[str]) -> Place:
         found = (self._place_of[name] for name in sorted(names) if name in self._place_of)
@@ -231,7 +172,7 @@ class Layers:
         if feature not in self._known:
             predicted_ms = operator_ms(self._lut, feature, self._correction)
             batch = self._net.batch
-            shapes = [_sample(shape) for shape in (*feature.input_shapes[:1], feature.output_shapes[0])]
+            shapes = [shape[1:] for shape in (*feature.input_shapes[:1], feature.output_shapes[0])]  # of one sample
             self._known[feature] = SubNetLayer(
                 title=title(feature),
                 family=family(feature),
@@ -255,13 +196,8 @@ def title(feature: OperatorFeature) -> str:
     if isinstance(strides, tuple) and set(strides) != {1}:
         words.append(f"/{strides[0]}" if len(set(strides)) == 1 else f"/{'×'.join(map(str, strides))}")
     if group not in (None, 1):
-        words.append("depthwise" if group == _channels(_sample(feature.input_shapes[0])) else f"{group} groups")
+        words.append("depthwise" if group == _channels(feature.input_shapes[0][1:]) else f"{group} groups")
     return " + ".join([" ".join(words), *feature.epilogue])
-
-
-def _sample(shape: Shape) -> Shape:
-    """The shape without the batch axis."""
-    return shape[1:]
 
 
 def _channels(shape: Shape) -> int:

@@ -5,12 +5,13 @@ evaluated, and their costs are predicted. Populations begin with the winners by 
 for one budget is a candidate for all.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from tasks.base.progress import Bar, Progress, Silent
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, known_accuracies
 from tasks.search.feasibility import beam_descent, fastest
 from tasks.search.genetic import BestCode, search
-from tasks.search.problem import Additive, Bounds, Codes, Problem, Values, row_keys, unique_rows
+from tasks.search.problem import Additive, Bounds, Codes, Problem, Values, unique_rows
 from tasks.search.settings import Settings
 
 TIE_PRICE = 1e-9
@@ -34,26 +35,39 @@ ROUNDING = 2e-12
 """Share of a budget by which two sums of the same numbers may differ."""
 
 
-class Method(Protocol):
+class Method(ABC):
     """Searches one problem within its limits, budget by budget."""
+
+    def __init__(self, problem: Problem, settings: Settings, limits: Values | None) -> None:
+        """limits: (K,), inf or None: none."""
+        self._problem, self._settings = problem, settings
+        self._limits = problem.unlimited if limits is None else limits
+        self._quickest: Codes | None = None
 
     def quickest(self, budgets: Values | None = None) -> Codes:
         """Code (V,) of the fastest SubNet within budgets (None: the limits).
 
         If no SubNet is found within them, the code of a SubNet that exceeds them little.
         """
-        ...
+        if budgets is not None:
+            return self._fastest(budgets)
+        if self._quickest is None:
+            self._quickest = self._fastest(self._limits)
+        return self._quickest
 
+    @abstractmethod
     def best(self) -> Codes:
         """Code (V,) of the SubNet with the best score within the limits, at any latency."""
-        ...
 
+    @abstractmethod
     def winner(self, budgets: Values) -> BestCode:
         """The best SubNet within budgets. The caller knows that some SubNet keeps them."""
-        ...
+
+    @abstractmethod
+    def _fastest(self, budgets: Values) -> Codes: ...
 
 
-class Exact:
+class Exact(Method):
     """The optimum over the complete space."""
 
     def __init__(
@@ -65,21 +79,16 @@ class Exact:
         limits: Values | None = None,
     ) -> None:
         """costs: K; their rows, one after the other, are the costs of the chain. limits: (K,), inf: none."""
-        self._problem, self._chain, self._settings, self._additive = problem, chain, settings, tuple(costs)
+        super().__init__(problem, settings, limits)
+        self._chain, self._additive = chain, tuple(costs)
         self._first_rows = list(accumulate((len(cost.rows) for cost in costs[:-1]), initial=0))
-        self._limits = problem.unlimited if limits is None else limits
-        self._quickest: Codes | None = None
         self._views: dict[tuple[tuple[int, ...], bytes, float], Chain] = {}
         self._genetic = Genetic(problem, settings, np.random.default_rng(settings.seed), limits)
         self._pace = np.zeros(chain.constraints)
         self._pace[self._first_rows] = problem.paces
 
-    def quickest(self, budgets: Values | None = None) -> Codes:
+    def _fastest(self, budgets: Values) -> Codes:
         """The fastest SubNet of the whole space."""
-        if budgets is None:
-            if self._quickest is None:
-                self._quickest = self.quickest(self._limits)
-            return self._quickest
         try:
             code = self._canonical(self._solve(budgets, self._pace, 0.0).code)
         except Infeasible:
@@ -197,7 +206,7 @@ def starts_of(problem: Problem, beam_width: int, limits: Values) -> Codes:
     return unique_rows(starts)
 
 
-class Genetic:
+class Genetic(Method):
     """Generations of a population. The winners of earlier budgets are starts of later ones."""
 
     def __init__(
@@ -213,19 +222,12 @@ class Genetic:
 
         starts: (n, V) initial canonical codes; None: codes of a beam.
         """
-        self._problem, self._settings, self._rng = problem, settings, rng
-        self._limits = problem.unlimited if limits is None else limits
-        self._exact = exact
-        self._quickest: Codes | None = None
+        super().__init__(problem, settings, limits)
+        self._rng, self._exact, self._starts = rng, exact, starts
         self._goals: list[Codes] = []
-        self._starts = starts
 
-    def quickest(self, budgets: Values | None = None) -> Codes:
+    def _fastest(self, budgets: Values) -> Codes:
         """The fastest SubNet that descents find; the fallback is the fastest SubNet of the exact search."""
-        if budgets is None:
-            if self._quickest is None:
-                self._quickest = self.quickest(self._limits)
-            return self._quickest
         found = fastest(self._problem, self._rng, budgets)
         if self._exact is not None and not self._problem.evaluate(found[None]).within(budgets)[0]:
             with suppress(UserError):  # variables are coupled too much for the exact search
@@ -247,16 +249,11 @@ class Genetic:
     def winner(self, budgets: Values) -> BestCode:
         """The best SubNet of the search, which becomes a start of later budgets."""
         goal = self._goal(budgets)
-        starts = self._begin()
-        found = search(self._problem, budgets, starts, goal, self._settings, self._rng)
-        self._starts = np.concatenate([starts, found.code[None]])
-        return found
-
-    def _begin(self) -> Codes:
-        """The starts (n, V) of all budgets."""
         if self._starts is None:
             self._starts = starts_of(self._problem, self._settings.beam_width, self._limits)
-        return self._starts
+        found = search(self._problem, budgets, self._starts, goal, self._settings, self._rng)
+        self._starts = np.concatenate([self._starts, found.code[None]])
+        return found
 
     def _goal(self, budgets: Values) -> Codes:
         """Code (V,) of a fast SubNet within the budgets."""
@@ -276,23 +273,20 @@ LOSS_COUNTS = 0.25
 
 @dataclass(slots=True)
 class AccuracyEvaluator:
-    """Evaluates SubNets in place of a predictor. Each result is a line of `file`; a second object with the file continues."""
+    """Evaluates SubNets in place of a predictor. Each result is a line of `file`; a second object with the file continues.
+
+    codes: those whose score a `Problem` has requested, (n, V) at a time; it requests each once.
+    """
 
     net: SuperNet
     images: EvaluationData
     file: Path
     bar: Bar
-    _found: dict[bytes, Accuracy] = field(default_factory=dict)
-    _codes: list[Codes] = field(default_factory=list)
+    codes: list[Codes] = field(default_factory=list)
     _lines: dict[str, Accuracy] = field(init=False)
 
     def __post_init__(self) -> None:
         self._lines = known_accuracies(self.file)
-
-    @property
-    def codes(self) -> Codes:
-        """All requested codes (n, V)."""
-        return np.concatenate(self._codes)
 
     def predict(self, codes: Codes) -> Values:
         """Accuracies (n,) on the images."""
@@ -300,21 +294,15 @@ class AccuracyEvaluator:
 
     def score(self, codes: Codes) -> Values:
         """Accuracies (n,); their losses order equal ones."""
+        self.codes.append(codes)
+        self.bar.note(f"{sum(map(len, self.codes))} SubNets evaluated")
         found = self._accuracies(codes)
         moved = [LOSS_COUNTS / one.total * one.loss / (1 + one.loss) for one in found]
         return np.array([one.share for one in found]) - np.array(moved)
 
     def _accuracies(self, codes: Codes) -> list[Accuracy]:
-        keys = row_keys(codes)
-        fresh = {key: row for row, key in enumerate(keys) if key not in self._found}
-        if fresh:
-            rows = codes[list(fresh.values())]
-            configs = [self.net.space.decode(row) for row in rows]
-            self.bar.note(f"{len(self._found) + len(rows)} SubNets evaluated")
-            found = accuracies(self.net, configs, self.images, self.file, _Within(self.bar), known=self._lines)
-            self._found.update(zip(fresh, found, strict=True))
-            self._codes.append(rows)
-        return [self._found[key] for key in keys]
+        configs = [self.net.space.decode(row) for row in codes]
+        return accuracies(self.net, configs, self.images, self.file, _Within(self.bar), known=self._lines)
 
 
 class _Within(Silent):
@@ -379,9 +367,10 @@ def measured_winners(
             genetic.knows(winner.code)
             found.append(genetic.winner(row))
             bar.advance()
-    scores = problem.evaluate(accuracy.codes)
+    codes = np.concatenate(accuracy.codes)
+    scores = problem.evaluate(codes)
     order = np.lexsort((problem.pace(scores), -scores.score))
-    codes, ranked = accuracy.codes[order], scores.take(order)
+    codes, ranked = codes[order], scores.take(order)
     best = np.stack([codes[np.flatnonzero(ranked.within(row))[0]] for row in budgets])
     chosen = [replace(one, code=code) for one, code in zip(found, best, strict=True)]
     return MeasuredWinners(chosen, accuracy.predict(best), len(codes))

@@ -4,6 +4,7 @@ The objectives are the latency on each device and the score. A cost with a limit
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ class _Plateau:
         return self._waited >= self._patience
 
 
-class Nsga2:
+class Nsga2(Method):
     """One run for all budgets: each winner is one of the SubNets that the run met. It takes costs and scores of any kind."""
 
     def __init__(
@@ -142,13 +143,10 @@ class Nsga2:
         exact: Callable[[], Method] | None = None,
     ) -> None:
         """limits and exact: as in `Genetic`."""
-        self._problem, self._settings = problem, settings
-        self._limits = problem.unlimited if limits is None else limits
+        super().__init__(problem, settings, limits)
         self._genetic = Genetic(problem, settings, np.random.default_rng(settings.seed), limits, exact)
-        self._met: EvolvedFront | None = None
 
-    def quickest(self, budgets: Values | None = None) -> Codes:
-        """The fastest SubNet that the genetic search finds."""
+    def _fastest(self, budgets: Values) -> Codes:
         return self._genetic.quickest(budgets)
 
     def best(self) -> Codes:
@@ -157,7 +155,7 @@ class Nsga2:
 
     def winner(self, budgets: Values) -> BestCode:
         """The best SubNet of the run within the budgets; if the run met none, the fastest SubNet within them."""
-        front = self._front()
+        front = self._front
         within = np.flatnonzero(front.scores.within(budgets))
         if len(within):
             scores = front.scores.take(within)
@@ -166,9 +164,8 @@ class Nsga2:
             code = self.quickest(budgets)
         return BestCode(code=code, generations=front.generations, stopped=front.stopped)
 
+    @cached_property
     def _front(self) -> EvolvedFront:
-        if self._met is None:
-            starts = starts_of(self._problem, self._settings.beam_width, self._limits)
-            starts = np.concatenate([starts, self.quickest()[None]])
-            self._met = EvolvedFront(self._problem, starts, self._limits, self._settings)
-        return self._met
+        starts = starts_of(self._problem, self._settings.beam_width, self._limits)
+        starts = np.concatenate([starts, self.quickest()[None]])
+        return EvolvedFront(self._problem, starts, self._limits, self._settings)

@@ -24,13 +24,7 @@ from tasks.search.feasibility import LATENCY, Cost, refusal, round_up
 from tasks.search.genetic import BestCode
 from tasks.search.methods import Exact, Genetic, Method, PredictedWinners, measured_winners
 from tasks.search.problem import AccuracyModel, CostModel, Problem, Values, additive, chain_of
-from tasks.search.results import (
-    SearchResult,
-    WholeFrontColumns,
-    front_of,
-    whole_front_of,
-    write_table,
-)
+from tasks.search.results import SearchResult, front_of, write_whole_front
 from tasks.search.settings import Settings, WinnerLimits
 
 SIZES = {"parameters": parameter_sums, "macs": mac_sums}
@@ -100,8 +94,11 @@ def run(request: SearchRequest, out: Path, progress: Progress) -> dict[str, Stag
         measured = measured_winners(net, predicted, settings, request.images, out, progress)
         winners = measured.winners
     found = SearchResult(budgets, winners, method.quickest(), measured)
-    lists_whole = settings.lists_whole_front([target.name for target in targets])
-    whole = _whole_front(net.space, problem, method, targets[0].name, out, progress) if lists_whole else None
+    whole = None
+    if settings.lists_whole_front([target.name for target in targets]):
+        assert isinstance(method, Exact), "the exact search alone lists whole fronts"
+        points = method.whole_front(progress, targets[0].name)
+        whole = write_whole_front(net.space, problem, points, out / WHOLE_FRONT_FILE)
     fronts: dict[str, StageResult] = {}
     for column, target in enumerate(targets):
         row = front_of(net, problem, costs, found, column)
@@ -111,17 +108,6 @@ def run(request: SearchRequest, out: Path, progress: Progress) -> dict[str, Stag
         folder.mkdir(parents=True, exist_ok=True)
         fronts[target.name] = front.write(folder / FRONT_FILE)
     return fronts
-
-
-def _whole_front(
-    space: Space, problem: Problem, method: Method, device: str, out: Path, progress: Progress
-) -> WholeFrontColumns:
-    """List the whole front, and write it as a table into `out`."""
-    assert isinstance(method, Exact), "the exact search alone lists whole fronts"
-    points = method.whole_front(progress, device)
-    whole = whole_front_of(problem, points)
-    write_table(space, points.codes, whole, out / WHOLE_FRONT_FILE)
-    return whole
 
 
 def costs_of(net: SuperNet, targets: Sequence[Target], settings: Settings) -> list[Cost]:

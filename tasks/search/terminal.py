@@ -6,7 +6,7 @@ Terminal tables of a chosen SubNet and of two SubNets side by side.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypedDict
+from typing import Any
 
 from rich.bar import Bar
 from rich.box import SIMPLE_HEAD
@@ -19,60 +19,17 @@ from tasks.base.pages.text import amount, milliseconds
 from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.winners import Front
 from tasks.evaluation.uncertainty import indistinct, predicted, ranked_by, uncertain
-from tasks.prediction.layers import LayerRow, Layers, SectionRow, SubNetLayer
-from tasks.search.results import SubNetRow
+from tasks.prediction.layers import Layers, SubNetLayer
+
+Row = Mapping[str, Any]
+"""JSON of a SubNet, of a section or of a layer."""
 
 
-class PlacedLayer(LayerRow):
-    """A layer with its name and its number among the layers of the largest SubNet."""
+def architecture(layers: Layers, config: Mapping[str, Any]) -> Row:
+    """Sections and layers of one SubNet as JSON with their predicted latencies [ms].
 
-    layer: int
-    place: str
-
-
-class ArchitectureRows(TypedDict):
-    """Sections and layers as JSON with their predicted latencies [ms]. elsewhere: choices that belong to no section."""
-
-    offset_ms: float
-    elsewhere: dict[str, Choice]
-    sections: list[SectionRow]
-    layers: list[PlacedLayer]
-
-
-class ComparedLayer(TypedDict):
-    """A layer of two SubNets. `first`, `second`: its operator; None if the SubNet skips the layer's block.
-
-    `difference_ms`: second minus first, with 0 for a skipped layer; None if an operator has no latency.
+    elsewhere: choices that belong to no section. Each layer has its number among the layers of the largest SubNet.
     """
-
-    layer: int
-    section: str
-    place: str
-    first: LayerRow | None
-    second: LayerRow | None
-    difference_ms: float | None
-
-
-class ComparedSubNet(SubNetRow):
-    """One side of a comparison. `word`: its name in the request. `elsewhere`: choices that belong to no section."""
-
-    word: str
-    elsewhere: dict[str, Choice]
-
-
-class ComparedSubNets(TypedDict):
-    """Two SubNets side by side on one device. `uncertainty`: of their accuracies (`tasks.base.schemas.predictions`)."""
-
-    device: str
-    uncertainty: dict[str, Any]
-    first: ComparedSubNet
-    second: ComparedSubNet
-    offset_ms: float
-    layers: list[ComparedLayer]
-
-
-def architecture(layers: Layers, config: Mapping[str, Any]) -> ArchitectureRows:
-    """The architecture of one SubNet, with its predicted latencies [ms]."""
     return {
         "offset_ms": layers.offset_ms,
         "elsewhere": layers.elsewhere(config),
@@ -84,20 +41,24 @@ def architecture(layers: Layers, config: Mapping[str, Any]) -> ArchitectureRows:
     }
 
 
-def side_by_side(layers: Layers, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[ComparedLayer]:
-    """The layers that at least one of two SubNets has, in the order of the largest SubNet."""
+def side_by_side(layers: Layers, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The layers that at least one of two SubNets has, in the order of the largest SubNet.
+
+    first, second: the layer's operator; None if the SubNet skips the layer's block. difference_ms: second minus first, with 0
+    for a skipped layer; None if an operator has no latency.
+    """
     left, right = layers.of(first), layers.of(second)
-    rows: list[ComparedLayer] = []
+    rows = []
     for number in sorted(left.keys() | right.keys()):
-        operators = left.get(number), right.get(number)
-        difference_ms = _ms(operators[1]) - _ms(operators[0])
+        one, other, place = left.get(number), right.get(number), layers.places[number]
+        difference_ms = _ms(other) - _ms(one)
         rows.append(
             {
                 "layer": number,
-                "section": layers.places[number].section,
-                "place": layers.places[number].name,
-                "first": None if operators[0] is None else operators[0].to_json(),
-                "second": None if operators[1] is None else operators[1].to_json(),
+                "section": place.section,
+                "place": place.name,
+                "first": one and one.to_json(),
+                "second": other and other.to_json(),
                 "difference_ms": None if math.isnan(difference_ms) else difference_ms,
             }
         )
@@ -110,7 +71,6 @@ def _ms(operator: SubNetLayer | None) -> float:
     return math.nan if operator.predicted_ms is None else operator.predicted_ms
 
 
-Row = Mapping[str, Any]
 BAR_WIDTH = 24
 ACCURACY = "accuracy"
 NOTHING = "[dim]–[/]"
@@ -124,29 +84,20 @@ def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
     """
     title = escape(f"{row['device']}: {row['rule']['text']}")
     facts = Table(title=title, show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
-    speed_up = row["largest_ms"] / row["predicted_ms"]
-    facts.add_row(
-        "latency",
-        f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted",
-        f"{speed_up:.3g} × faster than the largest",
-    )
-    _add_accuracy(facts, row, score)
-    facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
-    facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
-    if row["architecture"]["elsewhere"]:
-        facts.add_row("", _choices(row["architecture"]["elsewhere"]), "")
-    return Group(facts, _sections(row["architecture"]))
-
-
-def _add_accuracy(facts: Table, row: Row, score: str) -> None:
-    """Add the accuracy of a chosen SubNet beside the base network's, and a remark if other SubNets cannot be distinguished."""
+    facts.caption, facts.caption_justify = _remarked(row["indistinct"]), "left"
+    speed_up = f"{row['largest_ms'] / row['predicted_ms']:.3g} × faster than the largest"
     known, base = Uncertainty.model_validate(row["uncertainty"]), row["base"]
     if "measured_accuracy" in row:
         found = f"[bold]{uncertain(row['measured_accuracy'], known.samples)}[/] measured"
     else:
         found = f"[bold]{predicted(row['predicted_accuracy'], known)}[/] predicted"
+    facts.add_row("latency", f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted", speed_up)
     facts.add_row(score, found, escape(f"{base['name']} {uncertain(base['accuracy'], base['samples'])}"))
-    facts.caption, facts.caption_justify = _remarked(row["indistinct"]), "left"
+    facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
+    facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
+    if row["architecture"]["elsewhere"]:
+        facts.add_row("", _choices(row["architecture"]["elsewhere"]), "")
+    return Group(facts, _sections(row["architecture"]["sections"]))
 
 
 def _remarked(*lines: str | None) -> str | None:
@@ -157,12 +108,9 @@ def _remarked(*lines: str | None) -> str | None:
 def front_table(front: Front, score: str = ACCURACY) -> Table:
     """The winners of a search, with a note if every budget exceeds the latency of the whole network."""
     largest = front.largest
-    idle = all(winner.budget_ms >= largest.predicted_ms for winner in front.winners)
-    note = (
-        f"every budget is above the whole network ({milliseconds(largest.predicted_ms)}); ask for less"
-        if idle
-        else None
-    )
+    note = None
+    if all(winner.budget_ms >= largest.predicted_ms for winner in front.winners):
+        note = f"every budget is above the whole network ({milliseconds(largest.predicted_ms)}); ask for less"
     known = front.uncertainty
     table = Table(title=escape(front.device), title_justify="left", caption_justify="left")
     table.caption = _remarked(note, indistinct(front.winners, known))
@@ -177,22 +125,21 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
     return table
 
 
-def _sections(found: ArchitectureRows) -> Table:
-    table = Table()
-    table.add_column("section")
+def _sections(sections: Sequence[Row]) -> Table:
+    table = Table("section")
     for column in ("blocks", "channels", "output"):
         table.add_column(column, justify="right")
     table.add_column("choices")
     table.add_column("predicted", justify="right")
     table.add_column("share", min_width=BAR_WIDTH)
-    whole = sum(section["predicted_ms"] or 0.0 for section in found["sections"]) or 1.0
-    for section in found["sections"]:
+    whole = sum(section["predicted_ms"] or 0.0 for section in sections) or 1.0
+    for section in sections:
         choices = {kind: "/".join(map(choice_text, values)) for kind, values in section["choices"].items()}
         table.add_row(
             escape(section["name"]),
             f"{section['blocks']} of {section['all_blocks']}" if section["stage"] else "",
             str(section["channels"]),
-            _shape(section["output"]),
+            "×".join(map(str, section["output"])),
             escape(", ".join(f"{kind} {values}" for kind, values in choices.items())),
             milliseconds(section["predicted_ms"]),
             Bar(whole, 0, section["predicted_ms"] or 0.0, width=BAR_WIDTH, color="blue"),
@@ -200,7 +147,7 @@ def _sections(found: ArchitectureRows) -> Table:
     return table
 
 
-def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> RenderableType:
+def comparison_table(compared: Row, score: str = ACCURACY) -> RenderableType:
     """Two SubNets layer by layer, with a line below each section; a layer that a SubNet lacks is shown as a dash."""
     first, second = compared["first"], compared["second"]
     table = Table(
@@ -212,8 +159,8 @@ def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> Render
         pad_edge=False,
         collapse_padding=True,
     )
-    table.add_column("block")
-    table.add_column("operator")
+    for name in ("block", "operator"):
+        table.add_column(name)
     for side in (first, second):
         table.add_column(escape(side["word"]), justify="right")
         table.add_column("ms", justify="right")
@@ -228,7 +175,7 @@ def comparison_table(compared: ComparedSubNets, score: str = ACCURACY) -> Render
     return table
 
 
-def _totals(compared: ComparedSubNets, score: str) -> Iterator[tuple[str, Callable[[ComparedSubNet], str], str]]:
+def _totals(compared: Row, score: str) -> Iterator[tuple[str, Callable[[Row], str], str]]:
     """The rows below the layers: name, text of a side, difference."""
     first, second = compared["first"], compared["second"]
     known = Uncertainty.model_validate(compared["uncertainty"])
@@ -239,7 +186,7 @@ def _totals(compared: ComparedSubNets, score: str) -> Iterator[tuple[str, Callab
     yield "parameters", lambda side: amount(side["parameters"]), ""
 
 
-def _add_section(table: Table, rows: Sequence[ComparedLayer]) -> None:
+def _add_section(table: Table, rows: Sequence[Row]) -> None:
     for position, row in enumerate(rows):
         sides = [row["first"], row["second"]]
         titles = dict.fromkeys(side["title"] for side in sides if side)
@@ -255,7 +202,7 @@ def _add_section(table: Table, rows: Sequence[ComparedLayer]) -> None:
         )
 
 
-def _cells(side: LayerRow | None) -> tuple[str, str]:
+def _cells(side: Row | None) -> tuple[str, str]:
     if side is None:
         return NOTHING, NOTHING
     before, after = side["channels"]
@@ -275,7 +222,3 @@ def _difference(value_ms: float | None) -> str:
 
 def _choices(choices: Mapping[str, Choice]) -> str:
     return escape(", ".join(f"{name} {choice_text(choice)}" for name, choice in choices.items()))
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tasks.prediction.layers import Layers
     from tasks.search.feasibility import Cost
     from tasks.search.problem import Problem
-    from tasks.search.results import SubNetRow, rows_of
-    from tasks.search.terminal import ComparedSubNet, ComparedSubNets, architecture, side_by_side
+    from tasks.search.results import rows_of
+    from tasks.search.terminal import architecture, side_by_side
 else:
     globals().update(later_names(__file__))
 
@@ -76,7 +76,7 @@ class Searched:
         lut = Lut.open(self._outputs["profile"][self.device].folder / LUT_FOLDER)
         return Layers(net, lut, LatencyPredictor.load(self.latency / LATENCY_FILE).correction)
 
-    def described(self, configs: Sequence[Mapping[str, Any]]) -> list[SubNetRow]:
+    def described(self, configs: Sequence[Mapping[str, Any]]) -> list[Row]:
         """The SubNets with their predictions for the device."""
         net = tailor_ir.load(self.trained)
         latency = LatencyPredictor.load(self.latency / LATENCY_FILE)
@@ -149,7 +149,7 @@ def _base(searched: Searched) -> ComparedAccuracy:
     return {"name": "largest SubNet", "accuracy": searched.front.largest.predicted_accuracy, "samples": samples}
 
 
-def _compared(picks: tuple[Pick, Pick], searched: Searched) -> ComparedSubNets:
+def _compared(picks: tuple[Pick, Pick], searched: Searched) -> Row:
     front = searched.front
     if budgets_ms := sorted({each.budget_ms for each in picks if each.kind == "budget"}):
         front = front.model_copy(update={"winners": searched.further(budgets_ms) + front.winners})
@@ -157,7 +157,7 @@ def _compared(picks: tuple[Pick, Pick], searched: Searched) -> ComparedSubNets:
     rows = searched.described([resolve(each, front, known, searched.device).config for each in picks])
     layers = searched.layers()
     sides = [
-        ComparedSubNet(word=each.word, **row, elsewhere=layers.elsewhere(row["config"]))
+        {"word": each.word, **row, "elsewhere": layers.elsewhere(row["config"])}
         for each, row in zip(picks, rows, strict=True)
     ]
     return {

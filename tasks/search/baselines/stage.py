@@ -12,14 +12,14 @@ some budget takes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import tailor_ir
 from profiling_agents.messages import Measurement, MeasureSettings
 from solvers.front import hypervolume
-from tailor_ir import SuperNet
+from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import NO_STORE, SubNetStore, digest_of
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
@@ -38,17 +38,15 @@ from tasks.base.schemas.winners import (
     Gains,
     TimedNetwork,
     TimedWinner,
-    Winner,
 )
-from tasks.data import Dataset, DataSettings, load_splits
+from tasks.data import DataSettings, load_splits
 from tasks.evaluation.subnets import EvaluationData, accuracies, accuracy_lines
 from tasks.measuring import in_network as insitu
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import LeasedDevice, Subject, SubNetMeter
-from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.search import read_front
 from tasks.search.baselines.subnets import Trained, by_macs, frozen, random, uniform
-from tasks.search.problem import Codes
+from tasks.search.problem import Codes, Values
 from tasks.search.settings import MACS, RANDOM, UNIFORM, BaselineSettings
 from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import SearchedSuperNet
@@ -88,8 +86,7 @@ def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], 
     they are at least as accurate. Hypervolumes are bounded by `reference_ms`, the latency of the largest budget, and by
     `reference_accuracy`, the lowest accuracy of any pick.
     """
-    ours = picks(winners)
-    others = {name: picks(points) for name, points in baselines.items()}
+    ours, others = picks(winners), {name: picks(points) for name, points in baselines.items()}
     reference_ms = max(budgets_ms)
     reference_accuracy = min(point.true for chosen in (ours, *others.values()) for point in chosen)
 
@@ -97,73 +94,58 @@ def compare(winners: Sequence[Point], baselines: Mapping[str, Sequence[Point]], 
         latency_ms, accuracy = (np.array([point[at] for point in chosen], np.float64) for at in (0, 2))
         return hypervolume(latency_ms, accuracy, reference_cost=reference_ms, reference_gain=reference_accuracy)
 
-    rows = []
-    for budget_ms in budgets_ms:
-        own = taken(ours, budget_ms)
-        rivals = {name: taken(chosen, budget_ms) for name, chosen in others.items()}
-        accuracies = {name: None if point is None else point.true for name, point in rivals.items()}
-        rows.append(AtBudget(budget_ms=budget_ms, winners=None if own is None else own.true, baselines=accuracies))
+    def at_budgets(chosen: Sequence[Point]) -> Values:
+        """The accuracy of the pick at each budget; −inf if all are slower."""
+        found = (taken(chosen, budget_ms) for budget_ms in budgets_ms)
+        return np.array([-np.inf if point is None else point.true for point in found])
+
+    own, rivals = at_budgets(ours), {name: at_budgets(chosen) for name, chosen in others.items()}
+    area, areas = volume(ours), {name: volume(chosen) for name, chosen in others.items()}
     return Gains(
-        above_every=_share([all(_above(row, name) for name in others) for row in rows]),
-        not_below_any=_share([all(_not_below(row, name) for name in others) for row in rows]),
+        above_every=float(np.mean(np.all([own > other for other in rivals.values()], axis=0))),
+        not_below_any=float(np.mean(np.all([own >= other for other in rivals.values()], axis=0))),
         reference_ms=reference_ms,
         reference_accuracy=reference_accuracy,
-        hypervolume=volume(ours),
+        hypervolume=area,
         baselines={
-            name: _against(name, len(baselines[name]), ours, chosen, rows, _ratio(volume(ours), volume(chosen)))
+            name: Against(
+                points=len(baselines[name]),
+                picks=len(chosen),
+                above=float(np.mean(own > rivals[name])),
+                not_below=float(np.mean(own >= rivals[name])),
+                hypervolume_ratio=area / areas[name] if areas[name] > 0 else None,
+                **_accuracy_gain(own, rivals[name]),
+                **_latency_gain(ours, chosen),
+            )
             for name, chosen in others.items()
         },
-        budgets=tuple(rows),
+        budgets=tuple(
+            AtBudget(
+                budget_ms=budget_ms,
+                winners=_known(accuracy),
+                baselines={name: _known(values[at]) for name, values in rivals.items()},
+            )
+            for at, (budget_ms, accuracy) in enumerate(zip(budgets_ms, own, strict=True))
+        ),
     )
 
 
-def _against(
-    name: str,
-    points: int,
-    ours: Sequence[Point],
-    chosen: Sequence[Point],
-    rows: Sequence[AtBudget],
-    ratio: float | None,
-) -> Against:
-    """The gain of the winners' picks over the picks of one baseline. points: number of the baseline's networks."""
-    accuracy_gain, both = _accuracy_gain(rows, name)
-    latency_gain, not_reached = _latency_gain(ours, chosen)
-    return Against(
-        points=points,
-        picks=len(chosen),
-        above=_share([_above(row, name) for row in rows]),
-        not_below=_share([_not_below(row, name) for row in rows]),
-        hypervolume_ratio=ratio,
-        accuracy_gain_points=accuracy_gain,
-        budgets_of_both=both,
-        latency_gain=latency_gain,
-        not_reached=not_reached,
-    )
+def _known(accuracy: float) -> float | None:
+    return float(accuracy) if np.isfinite(accuracy) else None
 
 
-def _above(row: AtBudget, name: str) -> bool:
-    """Whether the winners are more accurate than a baseline at a budget; true if only they have a network within it."""
-    own, other = row.winners, row.baselines[name]
-    return own is not None and (other is None or own > other)
-
-
-def _not_below(row: AtBudget, name: str) -> bool:
-    own, other = row.winners, row.baselines[name]
-    return other is None or (own is not None and own >= other)
-
-
-def _accuracy_gain(rows: Sequence[AtBudget], name: str) -> tuple[float | None, int]:
+def _accuracy_gain(own: Values, other: Values) -> dict[str, Any]:
     """Mean difference [percentage points] over the budgets within which both have a network; the number of these budgets."""
-    pairs = [(row.winners, row.baselines[name]) for row in rows]
-    gains = [100 * (own - other) for own, other in pairs if own is not None and other is not None]
-    return float(np.mean(gains)) if gains else None, len(gains)
+    both = np.isfinite(own) & np.isfinite(other)
+    gain = float(np.mean(100 * (own[both] - other[both]))) if both.any() else None
+    return {"accuracy_gain_points": gain, "budgets_of_both": int(both.sum())}
 
 
-def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> tuple[float | None, int]:
+def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> dict[str, Any]:
     """Geometric mean of ratios: latency of a baseline's pick over the latency of the fastest winner at least as accurate.
 
-    Picks are left out if a faster pick of the baseline is as accurate. The second value is the number of remaining picks
-    whose accuracy no winner reaches.
+    Picks are left out if a faster pick of the baseline is as accurate. not_reached: the number of remaining picks whose
+    accuracy no winner reaches.
     """
     ratios, best, asked = [], -np.inf, 0
     for point in chosen:
@@ -174,15 +156,7 @@ def _latency_gain(ours: Sequence[Point], chosen: Sequence[Point]) -> tuple[float
         if as_good:
             ratios.append(point.ms / min(as_good))
     mean = float(np.exp(np.mean(np.log(ratios)))) if ratios else None
-    return mean, asked - len(ratios)
-
-
-def _ratio(own: float, other: float) -> float | None:
-    return own / other if other > 0 else None
-
-
-def _share(found: Sequence[bool]) -> float:
-    return float(np.mean(found))
+    return {"latency_gain": mean, "not_reached": asked - len(ratios)}
 
 
 TIMED_FILE = "timed.jsonl"
@@ -222,101 +196,69 @@ def choose(request: BaselineRequest, out: Path, progress: Progress) -> StageResu
     images = {KNOWN: searched.images, TRUE: searched.images.of(splits["test"], limited=False)}
     winners = {device: read_front(front).winners for device, front in request.fronts.items()}
     count = max(map(len, winners.values()))
-    codes = _codes(net, request.settings, searched.accuracy, request.search, count, progress)
-    configs = {name: [net.space.decode(code) for code in rows] for name, rows in codes.items()}
-    every = [config for rows in configs.values() for config in rows]
-    every += [row.config for rows in winners.values() for row in rows]
+    codes: dict[str, Codes] = {}
+    if request.settings.uniform:
+        codes[UNIFORM] = uniform(net.space)
+    if request.settings.random:
+        codes[RANDOM] = random(net.space, request.settings.random, np.random.default_rng(request.settings.seed))
+    if request.settings.macs:
+        codes[MACS] = by_macs(net, searched.accuracy, request.search, count, progress)
+    subnets = [(name, net.space.decode(code)) for name, rows in codes.items() for code in rows]
+    every = [*(config for _, config in subnets), *(row.config for rows in winners.values() for row in rows)]
     found = _evaluated(net, searched.supernet, every, images, out, progress, store)
-    subnets = [
-        BaselineNetwork(baseline=name, network=None, **_subnet(net, config, found).to_json())
-        for name, rows in configs.items()
-        for config in rows
+    networks = [
+        BaselineNetwork(baseline=name, network=None, **found[net.space.digest(config)].to_json())
+        for name, config in subnets
     ]
-    others = [
-        _own(network, splits["train"], images, out, f"{NETWORKS_FOLDER}/{number}", progress, store)
-        for number, network in enumerate(request.networks)
-    ]
-    return Baselines(
-        rows=(*subnets, *others),
-        winners={
-            device: tuple(_winner(row, _subnet(net, row.config, found)) for row in rows)
-            for device, rows in winners.items()
-        },
-    ).write(out / BASELINES_FILE)
-
-
-def _own(
-    network: Trained,
-    train: Dataset,
-    images: Mapping[str, EvaluationData],
-    out: Path,
-    place: str,
-    progress: Progress,
-    store: SubNetStore,
-) -> BaselineNetwork:
-    """A network that is no SubNet, saved in the folder `place` of `out` and evaluated like SubNets."""
-    folder = out / place
-    folder.mkdir(parents=True, exist_ok=True)
-    net = frozen(network, train, folder / SUPERNET)
-    row = _subnet(net, {}, _evaluated(net, folder / SUPERNET, [{}], images, folder, progress, store)).to_json()
-    row |= {"name": network.name, "digest": digest_of(folder / SUPERNET)}
-    return BaselineNetwork(baseline=network.baseline, network=f"{place}/{SUPERNET}", **row)
-
-
-def _codes(
-    net: SuperNet,
-    settings: BaselineSettings,
-    accuracy: AccuracyPredictor,
-    search: SearchSettings,
-    count: int,
-    progress: Progress,
-) -> dict[str, Codes]:
-    """The SubNets of each baseline."""
-    found: dict[str, Codes] = {}
-    if settings.uniform:
-        found[UNIFORM] = uniform(net.space)
-    if settings.random:
-        found[RANDOM] = random(net.space, settings.random, np.random.default_rng(settings.seed))
-    if settings.macs:
-        found[MACS] = by_macs(net, accuracy, search, count, progress)
-    return found
+    for number, network in enumerate(request.networks):
+        folder = out / NETWORKS_FOLDER / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        own = frozen(network, splits["train"], folder / SUPERNET)
+        (row,) = _evaluated(own, folder / SUPERNET, [{}], images, folder, progress, store).values()
+        described = row.to_json() | {"name": network.name, "digest": digest_of(folder / SUPERNET)}
+        place = f"{NETWORKS_FOLDER}/{number}/{SUPERNET}"
+        networks.append(BaselineNetwork(baseline=network.baseline, network=place, **described))
+    chosen = {
+        device: tuple(
+            EvaluatedWinner(
+                budget_ms=row.budget_ms, chosen_ms=row.measured_ms, **found[net.space.digest(row.config)].to_json()
+            )
+            for row in rows
+        )
+        for device, rows in winners.items()
+    }
+    return Baselines(rows=tuple(networks), winners=chosen).write(out / BASELINES_FILE)
 
 
 def _evaluated(
     net: SuperNet,
     supernet: Path,
-    configs: Sequence[Mapping[str, Any]],
+    configs: Sequence[Config],
     images: Mapping[str, EvaluationData],
     out: Path,
     progress: Progress,
     store: SubNetStore,
-) -> dict[str, dict[str, float]]:
-    """Accuracies of SubNets by digest and split."""
+) -> dict[str, Evaluated]:
+    """SubNets by digest, with their accuracy on each split."""
     net.elastic.to(images[KNOWN].device)
     by_digest = {net.space.digest(config): dict(config) for config in configs}
-    found: dict[str, dict[str, float]] = {digest: {} for digest in by_digest}
+    shares: dict[str, dict[str, float]] = {digest: {} for digest in by_digest}
     for split, data in images.items():
         lines = accuracy_lines(store, supernet, split, data, out / EVALUATED_FILE.format(split), progress)
         measured = accuracies(net, list(by_digest.values()), data, lines, progress, f"evaluate baselines, {split}")
         for digest, one in zip(by_digest, measured, strict=True):
-            found[digest][split] = one.share
-    return found
-
-
-def _subnet(net: SuperNet, config: Mapping[str, Any], found: Mapping[str, Mapping[str, float]]) -> Evaluated:
-    digest = net.space.digest(config)
-    return Evaluated(
-        name=digest,
-        digest=digest,
-        config=dict(config),
-        macs=int(net.macs(config)),
-        parameters=int(net.parameters(config)),
-        accuracy=dict(found[digest]),
-    )
-
-
-def _winner(row: Winner, described: Evaluated) -> EvaluatedWinner:
-    return EvaluatedWinner(budget_ms=row.budget_ms, chosen_ms=row.measured_ms, **described.to_json())
+            shares[digest][split] = one.share
+    return {
+        digest: Evaluated(
+            name=digest,
+            digest=digest,
+            config=config,
+            macs=int(net.macs(config)),
+            parameters=int(net.parameters(config)),
+            accuracy=shares[digest],
+        )
+        for digest, config in by_digest.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,11 +303,20 @@ def compare_on(device: LeasedDevice, request: ComparisonRequest, out: Path, prog
     lines = meter.lines(request.store, request.supernet, out / TIMED_FILE, progress, anew=True)
     measured = meter.measure_all(list(subjects.values()), lines, progress, "measure baselines")
     timed = {one.key: one for one in measured}
-    timed_rows = tuple(TimedNetwork(**row.to_json(), **_timed(timed[row.digest])) for row in rows)
-    timed_winners = tuple(_timed_winner(row, timed[row.digest]) for row in winners)
+
+    def state(row: BaselineNetwork | EvaluatedWinner) -> dict[str, Any]:
+        one = timed[row.digest]
+        return {**row.to_json(), "measured_ms": one.p50_ms, "reason": one.reason}
+
+    timed_rows = tuple(TimedNetwork(**state(row)) for row in rows)
+    timed_winners = tuple(TimedWinner(**state(row), within_budget=_keeps(timed[row.digest], row)) for row in winners)
     if not any(row.measured_ms for row in timed_winners):
         raise UserError("baselines", f"no winner can be measured on '{device.name}': {timed_winners[0].reason}")
     return _compared(device.name, timed_rows, timed_winners).write(out / COMPARED_FILE)
+
+
+def _keeps(measured: Measurement, row: EvaluatedWinner) -> bool:
+    return measured.p50_ms is not None and measured.p50_ms <= row.budget_ms
 
 
 def _compared(device: str, rows: tuple[TimedNetwork, ...], winners: tuple[TimedWinner, ...]) -> Compared:
@@ -373,36 +324,18 @@ def _compared(device: str, rows: tuple[TimedNetwork, ...], winners: tuple[TimedW
     names = dict.fromkeys(row.baseline for row in rows)
     points = {name: _points([row for row in rows if row.baseline == name]) for name in names}
     gains = compare(_points(winners), points, sorted({row.budget_ms for row in winners}))
+    when_chosen = [row.chosen_ms <= row.budget_ms for row in winners if row.chosen_ms is not None]
     return Compared(
         **gains.to_json(),
         device=device,
         within_budget=float(np.mean([row.within_budget for row in winners])),
-        within_budget_when_chosen=_within_when_chosen(winners),
+        within_budget_when_chosen=float(np.mean(when_chosen)) if when_chosen else None,
         rows=rows,
         winners=winners,
     )
-
-
-class _Timed(TypedDict):
-    measured_ms: float | None
-    reason: str | None
-
-
-def _timed(measured: Measurement) -> _Timed:
-    return {"measured_ms": measured.p50_ms, "reason": measured.reason}
-
-
-def _timed_winner(row: EvaluatedWinner, measured: Measurement) -> TimedWinner:
-    within = measured.p50_ms is not None and measured.p50_ms <= row.budget_ms
-    return TimedWinner(**row.to_json(), **_timed(measured), within_budget=within)
 
 
 def _points(rows: Sequence[TimedNetwork | TimedWinner]) -> list[Point]:
     return [
         Point(row.measured_ms, row.accuracy[KNOWN], row.accuracy[TRUE]) for row in rows if row.measured_ms is not None
     ]
-
-
-def _within_when_chosen(winners: Sequence[TimedWinner]) -> float | None:
-    known = [row.chosen_ms <= row.budget_ms for row in winners if row.chosen_ms is not None]
-    return float(np.mean(known)) if known else None

@@ -15,13 +15,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailor_ir import Config, SuperNet
-from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Front, Likely, Proposal
 from tasks.evaluation.subnets import Accuracy
 from tasks.prediction.accuracy import AccuracyPredictor, MeasuredAccuracy
@@ -38,13 +37,6 @@ FEWEST = 8
 MOST = 1000
 """Largest number of SubNets to learn from: the effort grows with its cube."""
 PREDICTED_AT_ONCE = 1 << 12
-
-
-class Guess(NamedTuple):
-    """Accuracies (n,), fractions, and the standard deviations (n,) of their errors."""
-
-    accuracy: Values
-    deviation: Values
 
 
 class _Surface:
@@ -115,9 +107,9 @@ class LearnedAccuracy:
             return None
         return cls(coordinates, every[rows], accuracies[rows])
 
-    def guess(self, codes: Codes) -> Guess:
-        """Accuracies and their standard deviations for canonical codes (n, V); n must be small."""
-        return Guess(*self._surface.guess(codes))
+    def guess(self, codes: Codes) -> tuple[Values, Values]:
+        """Accuracies (n,), fractions, and the standard deviations (n,) of their errors, for few canonical codes (n, V)."""
+        return self._surface.guess(codes)
 
     def predict(self, codes: Codes) -> Values:
         """Accuracy (n,), a fraction, of canonical codes (n, V)."""
@@ -181,13 +173,10 @@ class Around:
         best, scores = self.winners[:0], np.zeros(0)
         for codes in self._near(center):
             fits = codes[self._fits(codes, limits_ms)]
-            both, both_scores = (
-                np.concatenate([best, fits]),
-                np.concatenate([scores, self.problem.accuracy.score(fits)]),
-            )
-            shares = (self._predicted_ms(both) / limits_ms).max(axis=1)
-            rows = _first(both, np.lexsort((shares, -both_scores)), count, taken)
-            best, scores = both[rows], both_scores[rows]
+            best, scores = np.concatenate([best, fits]), np.concatenate([scores, self.problem.accuracy.score(fits)])
+            shares = (self._predicted_ms(best) / limits_ms).max(axis=1)
+            rows = _first(best, np.lexsort((shares, -scores)), count, taken)
+            best, scores = best[rows], scores[rows]
         return list(zip(best, self._predicted_ms(best), strict=True))
 
     def top(self, starts: Codes, limits_ms: Values) -> Codes:
@@ -351,9 +340,9 @@ class Pool:
         found = self.around.best(center, most_ms, count, self._codes(list(self.configs.values())))
         likely: Sequence[Likely | None] = [None] * len(found)
         if self.learned is not None and found:
-            guess = self.learned.guess(np.stack([code for code, _ in found]))
-            columns = zip(*(column.tolist() for column in guess), strict=True)
-            likely = [Likely(accuracy=accuracy, deviation=deviation) for accuracy, deviation in columns]
+            columns = self.learned.guess(np.stack([code for code, _ in found]))
+            pairs = zip(*(column.tolist() for column in columns), strict=True)
+            likely = [Likely(accuracy=accuracy, deviation=deviation) for accuracy, deviation in pairs]
         return [
             Proposal(config=self._net.space.decode(code), predicted_ms=tuple(predicted_ms.tolist()), likely=one)
             for (code, predicted_ms), one in zip(found, likely, strict=True)
@@ -398,10 +387,10 @@ class Pool:
         ]
         return dict(zip(timed_ms, zip(*columns, strict=True), strict=True))
 
-    def rows(self, device: int) -> list[Predicted]:
+    def rows(self, device: int) -> list[dict[str, Any]]:
         """The rows of all SubNets of the pool, with sizes and the predictions for one device, by its number."""
         codes = self._codes(list(self.configs.values()))
-        return [Predicted.model_validate(row) for row in rows_of(self._net, self._problem, self._costs, codes, device)]
+        return rows_of(self._net, self._problem, self._costs, codes, device)
 
 
 def budgets_of(pool: Pool, fronts: Sequence[Front], margin: float) -> list[Budget]:

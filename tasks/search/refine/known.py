@@ -10,15 +10,12 @@ gave are never moved.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from profiling_agents.messages import Measurement
-from tasks.base.artifacts import SubNetLines, SubNetStore
-from tasks.base.progress import Progress
 from tasks.base.schemas.winners import Front
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracy_lines
+from tasks.evaluation.subnets import Accuracy
 from tasks.search.feasibility import round_up
 from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import LEAST_BUDGET
@@ -87,13 +84,6 @@ def winners(known: Collection[Known], budgets_ms: Sequence[Latencies], margin: f
     return [winner(ms, first) for ms, first in own]
 
 
-def evaluated_lines(
-    store: SubNetStore, supernet: Path, images: EvaluationData, out: Path, progress: Progress
-) -> SubNetLines:
-    """Accuracies of candidates on validation images."""
-    return accuracy_lines(store, supernet, "validation", images, out / EVALUATED_FILE, progress)
-
-
 def known_ms(timed: Sequence[Mapping[str, Measurement]]) -> dict[str, Latencies]:
     """Latencies [ms] by digest, of the candidates that were measured on every device. timed: of each device, by digest."""
     found = {}
@@ -132,8 +122,9 @@ def moved(known: Collection[Known], budgets_ms: Sequence[float], margin: float) 
     front = _front(known)
     if not front:
         return list(budgets_ms)
-    kept = [budget_ms for budget_ms in sorted(budgets_ms) if _sure_ms(front[0]) <= (1 - margin) * budget_ms]
-    if not kept and _sure_ms(front[0]) > max(budgets_ms):
+    (fastest_ms,) = front[0].sure_ms
+    kept = [budget_ms for budget_ms in sorted(budgets_ms) if fastest_ms <= (1 - margin) * budget_ms]
+    if not kept and fastest_ms > max(budgets_ms):
         return sorted(budgets_ms)  # the fastest SubNet wins, and misses them
     chosen = winners(known, [(budget_ms,) for budget_ms in kept], margin)
     held = {one.accuracy.share: budget_ms for one, budget_ms in reversed(list(zip(chosen, kept, strict=True)))}
@@ -150,14 +141,10 @@ def moved(known: Collection[Known], budgets_ms: Sequence[float], margin: float) 
 def _front(known: Collection[Known]) -> list[Known]:
     """The candidates that are more accurate than all candidates at most as slow, by increasing latency."""
     found: list[Known] = []
-    for one in sorted(known, key=lambda one: (_sure_ms(one), -one.accuracy.share)):
+    for one in sorted(known, key=lambda one: (one.sure_ms, -one.accuracy.share)):
         if not found or one.accuracy.share > found[-1].accuracy.share:
             found.append(one)
     return found
-
-
-def _sure_ms(one: Known) -> float:
-    return one.sure_ms[0]
 
 
 def _gains(front: Sequence[Known], held: Collection[float], most_ms: float) -> list[float]:
@@ -166,16 +153,16 @@ def _gains(front: Sequence[Known], held: Collection[float], most_ms: float) -> l
     """
     gains = []
     for number, one in enumerate(front):
-        share, own_ms = one.accuracy.share, _sure_ms(one)
+        share, own_ms = one.accuracy.share, one.sure_ms[0]
         below = max((lower for lower in held if lower < share), default=0.0)
-        until_ms = next((_sure_ms(other) for other in front[number:] if other.accuracy.share in held), most_ms)
+        until_ms = next((other.sure_ms[0] for other in front[number:] if other.accuracy.share in held), most_ms)
         gains.append(max(math.log(until_ms / own_ms) * (share - below), 0.0))
     return gains
 
 
 def _budget_ms(front: Sequence[Known], number: int, margin: float) -> float:
     """The budget of a SubNet of the front: a little above its latency, and below the next SubNet's."""
-    own_ms = _sure_ms(front[number])
-    next_ms = [_sure_ms(one) for one in front[number + 1 : number + 2]]
+    own_ms = front[number].sure_ms[0]
+    next_ms = [one.sure_ms[0] for one in front[number + 1 : number + 2]]
     most_ms = min([LEAST_BUDGET * own_ms, *(math.sqrt(own_ms * other_ms) for other_ms in next_ms)])
     return round_up(max(most_ms, own_ms / (1 - margin)))

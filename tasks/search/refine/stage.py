@@ -12,7 +12,7 @@ the budget, the next best candidate is the winner. Budgets that the search made 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +26,7 @@ from profiling_agents.client import AgentClient
 from profiling_agents.messages import Measurement
 from solvers.front import pareto_mask
 from tailor_ir import SuperNet
-from tasks.base.artifacts import SubNetLines, SubNetStore, append_line, read_lines
+from tasks.base.artifacts import append_line, read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
@@ -40,13 +40,12 @@ from tasks.base.schemas.winners import (
     Front,
     Learned,
     Likely,
-    Predicted,
     Proposal,
     Refinement,
     Replaced,
     Winner,
 )
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
+from tasks.evaluation.subnets import Accuracy, accuracies, accuracy_lines
 from tasks.evaluation.uncertainty import errors_in_points, kendall_tau
 from tasks.measuring.settings import RepeatedTimingSettings
 from tasks.measuring.subnets import SubNetMeter
@@ -54,7 +53,15 @@ from tasks.prediction.accuracy import AccuracyPredictor, validate
 from tasks.prediction.latency import errors
 from tasks.search import read_front
 from tasks.search.refine.candidates import Budget, Pool, budgets_of
-from tasks.search.refine.known import Known, Latencies, evaluated_lines, known_ms, settled, winners, worth_evaluating
+from tasks.search.refine.known import (
+    EVALUATED_FILE,
+    Known,
+    Latencies,
+    known_ms,
+    settled,
+    winners,
+    worth_evaluating,
+)
 from tasks.search.settings import RefineSettings
 from tasks.search.stage import SearchedSuperNet, Target
 
@@ -85,64 +92,48 @@ class SearchedDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Timer:
-    """Times SubNets on one device, into a file of `folder`; SubNets in that file or in the store are not timed again."""
+class _Evaluator:
+    """Evaluates SubNets on validation images; those in the stage's file or in the store are not evaluated again."""
 
-    device: SearchedDevice
-    supernet: Path
+    searched: SearchedSuperNet
     net: SuperNet
-    timing: RepeatedTimingSettings
-    folder: Path
-    store: SubNetStore
+    budgets_ms: Sequence[Latencies]
+    out: Path
     progress: Progress
 
-    def time(self, configs: Sequence[Config], name: str, *, longer: bool = False) -> dict[str, Measurement]:
-        """Measurements by digest. longer: with twice as many rounds."""
-        rounds = self.timing.rounds * (2 if longer else 1)
-        with self.device.agent() as client:
-            chosen = self.device.implementations
-            meter = SubNetMeter(self.net, client, self.timing.measure, self.timing.limits, rounds, chosen)
-            lines = meter.lines(self.store, self.supernet, self.folder / TIMED_FILE, self.progress)
-            found = meter.measure([self.net.max_config, *configs], lines, self.progress, name)
-        return {one.key: one for one in found[1:]}
+    def evaluate(
+        self, timed_ms: Mapping[str, Latencies], configs: Mapping[str, Config], name: str
+    ) -> dict[str, Accuracy]:
+        """Evaluate the SubNets within some budget; accuracies by digest."""
+        worth, images = worth_evaluating(timed_ms, self.budgets_ms), self.searched.images
+        lines = accuracy_lines(
+            self.searched.store, self.searched.supernet, "validation", images, self.out / EVALUATED_FILE, self.progress
+        )
+        found = accuracies(self.net, [configs[digest] for digest in worth], images, lines, self.progress, name)
+        return dict(zip(worth, found, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Bench:
-    """Times and evaluates the SubNets of a pool. SubNets in `evaluated` are not evaluated again."""
+class _Bench(_Evaluator):
+    """Times and evaluates the SubNets of a pool. devices: each with its SuperNet and the folder of its measurements."""
 
     pool: Pool
-    timers: Sequence[_Timer]
-    plain: SuperNet
-    images: EvaluationData
+    timing: RepeatedTimingSettings
+    devices: Sequence[tuple[SearchedDevice, SuperNet, Path]]
     fronts: Sequence[Front]
-    budgets_ms: Sequence[Latencies]
-    out: Path
-    evaluated: SubNetLines
-    progress: Progress
 
-    def time(self, name: str) -> Timed:
-        """Time all SubNets."""
-        return self._time(list(self.pool.configs), name)
-
-    def time_longer(self, digests: Sequence[str]) -> None:
-        """Time some SubNets with twice as many rounds."""
-        self._time(digests, "measure winners again", longer=True)
-
-    def _time(self, digests: Sequence[str], name: str, *, longer: bool = False) -> Timed:
-        """Time SubNets on one device after the other, since devices of one machine share it."""
+    def time(self, digests: Iterable[str], name: str, *, longer: bool = False) -> Timed:
+        """Time SubNets on one device after the other, since devices of one machine share it. longer: twice as many rounds."""
         configs = [self.pool.configs[digest] for digest in digests]
-        return [
-            timer.time(configs, name if len(self.timers) == 1 else f"{name}, {timer.device.target.name}", longer=longer)
-            for timer in self.timers
-        ]
-
-    def evaluate(self, timed_ms: Mapping[str, Latencies], name: str) -> dict[str, Accuracy]:
-        """Evaluate the SubNets within some budget; accuracies by digest."""
-        worth = worth_evaluating(timed_ms, self.budgets_ms)
-        configs = [self.pool.configs[digest] for digest in worth]
-        found = accuracies(self.plain, configs, self.images, self.evaluated, self.progress, name)
-        return dict(zip(worth, found, strict=True))
+        timing, rounds, found = self.timing, self.timing.rounds * (2 if longer else 1), []
+        for device, net, folder in self.devices:
+            own = name if len(self.devices) == 1 else f"{name}, {device.target.name}"
+            with device.agent() as client:
+                meter = SubNetMeter(net, client, timing.measure, timing.limits, rounds, device.implementations)
+                lines = meter.lines(self.searched.store, self.searched.supernet, folder / TIMED_FILE, self.progress)
+                measured = meter.measure([net.max_config, *configs], lines, self.progress, own)
+            found.append({one.key: one for one in measured[1:]})
+        return found
 
 
 def measure(
@@ -161,52 +152,27 @@ def measure(
     plain = tailor_ir.load(searched.supernet)
     plain.elastic.to(searched.images.device)
     folders = folders_of(out, [device.target.name for device in devices])
+    nets = [tailor_ir.load(searched.supernet, batch=device.batch) for device in devices]
     fronts = [read_front(device.search / FRONT_FILE) for device in devices]
     pool = Pool(plain, [device.target for device in devices], searched.accuracy, fronts)
     budgets = budgets_of(pool, fronts, settings.margin)
-    timers = [
-        _Timer(
-            device=device,
-            supernet=searched.supernet,
-            net=tailor_ir.load(searched.supernet, batch=device.batch),
-            timing=timing,
-            folder=folder,
-            store=searched.store,
-            progress=progress,
-        )
-        for device, folder in zip(devices, folders, strict=True)
-    ]
     bench = _Bench(
-        pool=pool,
-        timers=timers,
-        plain=plain,
-        images=searched.images,
-        fronts=fronts,
-        budgets_ms=[budget.budgets_ms for budget in budgets],
-        out=out,
-        evaluated=evaluated_lines(searched.store, searched.supernet, searched.images, out, progress),
-        progress=progress,
-    )
+        searched=searched, net=plain, budgets_ms=pool.budgets_ms, out=out, progress=progress, pool=pool, timing=timing,
+        devices=list(zip(devices, nets, folders, strict=True)), fronts=fronts,
+    )  # fmt: skip
     timed, smoothed_ms = _confirmed(settings, bench, _rounds(settings, bench, budgets))
+    unmeasured = (None,) * len(devices)
     for number, (found, folder) in enumerate(zip(timed, folders, strict=True)):
-        own_ms = {digest: ms[number] for digest, ms in smoothed_ms.items()}
+        candidates = (
+            Candidate(
+                **row, smoothed_ms=smoothed_ms.get(row["digest"], unmeasured)[number], latency=found[row["digest"]],
+                accuracy=None, loss=None,
+            )
+            for row in pool.rows(number)
+        )  # fmt: skip
         asked = (Asked(budget_ms=budget.budgets_ms[number], own=tuple(budget.own)) for budget in budgets)
-        candidates = tuple(_candidates(pool.rows(number), found, own_ms))
-        Candidates(candidates=candidates, budgets=tuple(asked), likely=pool.likely).write(folder / MEASURED_FILE)
-
-
-def _candidates(
-    rows: Iterable[Predicted], timed: Mapping[str, Measurement], smoothed_ms: Mapping[str, float]
-) -> Iterator[Candidate]:
-    """The candidates of one device, before their evaluation. timed, smoothed_ms: by digest."""
-    for row in rows:
-        yield Candidate(
-            **row.to_json(),
-            smoothed_ms=smoothed_ms.get(row.digest),
-            latency=timed[row.digest],
-            accuracy=None,
-            loss=None,
-        )
+        file = Candidates(candidates=tuple(candidates), budgets=tuple(asked), likely=pool.likely)
+        file.write(folder / MEASURED_FILE)
 
 
 def folders_of(out: Path, devices: Sequence[str]) -> list[Path]:
@@ -235,7 +201,7 @@ def _rounds(settings: RefineSettings, bench: _Bench, budgets: Sequence[Budget]) 
             if turn < len(shares) or (turn, number) in chosen or budget.is_missed_by(timed_ms)
         ]
         if turn and any((turn, number) not in chosen for number in asking):
-            pool.learn(bench.evaluate(timed_ms, f"evaluate, round {turn}"))
+            pool.learn(bench.evaluate(timed_ms, pool.configs, f"evaluate, round {turn}"))
         for number in asking:
             if (turn, number) not in chosen:
                 limits_ms = budgets[number].predicted_limits_ms(timed_ms)
@@ -244,7 +210,7 @@ def _rounds(settings: RefineSettings, bench: _Bench, budgets: Sequence[Budget]) 
                 append_line(bench.out / CANDIDATES_FILE, {"round": turn, "budget": number, "own": own})
             pool.add(budgets[number], chosen[turn, number])
         if len(pool.configs) > len(timed[0]):
-            timed = bench.time(f"measure candidates, round {turn + 1}")
+            timed = bench.time(pool.configs, f"measure candidates, round {turn + 1}")
     return timed
 
 
@@ -256,15 +222,15 @@ def _confirmed(settings: RefineSettings, bench: _Bench, timed: Timed) -> tuple[T
         smoothed_ms = bench.pool.smoothed_ms(timed_ms)
         if turn == CONFIRMATIONS:
             break
-        found = bench.evaluate(timed_ms, "evaluate candidates")
+        found = bench.evaluate(timed_ms, bench.pool.configs, "evaluate candidates")
         known = [Known(digest, timed_ms[digest], smoothed_ms[digest], one) for digest, one in found.items()]
         budgets_ms = settled(bench.fronts, known, bench.budgets_ms, settings.margin)
         chosen = {one.digest for one in winners(known, budgets_ms, settings.margin)} if known else set()
         if chosen <= confirmed:
             break
-        bench.time_longer(sorted(chosen - confirmed))
+        bench.time(sorted(chosen - confirmed), "measure winners again", longer=True)
         confirmed |= chosen
-        timed = bench.time("measure candidates again")
+        timed = bench.time(bench.pool.configs, "measure candidates again")
     return timed, smoothed_ms
 
 
@@ -301,39 +267,31 @@ def choose(
     tables = [Candidates.read(folder / MEASURED_FILE) for folder in folders]
     timed_ms = known_ms([{row.digest: row.latency for row in table.candidates} for table in tables])
     if not timed_ms:
-        raise _nothing_measured(searches, tables)
+        reason = next(row.latency.reason for table in tables for row in table.candidates if row.latency.p50_ms is None)
+        where = "the device" if len(searches) == 1 else f"each of {', '.join(searches)}"
+        got = f"no SubNet can be measured on {where}: {reason}"
+        raise UserError("refine", got, next_step="refine.candidates=1")
     budgets_ms = [tuple(row.budget_ms for row in rows) for rows in zip(*(one.winners for one in fronts), strict=True)]
     configs = {row.digest: row.config for row in tables[0].candidates}
-    worth = worth_evaluating(timed_ms, budgets_ms)
-    lines = evaluated_lines(searched.store, searched.supernet, searched.images, out, progress)
-    evaluated = accuracies(
-        net, [configs[one] for one in worth], searched.images, lines, progress, "evaluate candidates"
-    )
-    found = dict(zip(worth, evaluated, strict=True))
+    evaluator = _Evaluator(searched=searched, net=net, budgets_ms=budgets_ms, out=out, progress=progress)
+    found = evaluator.evaluate(timed_ms, configs, "evaluate candidates")
     known = _known(tables, timed_ms, found)
     asked = {ms: number for number, ms in enumerate(budgets_ms)}
     budgets_ms = settled(fronts, known, budgets_ms, settings.margin)
     best = winners(known, budgets_ms, settings.margin)
-    chosen = [(ms, one.digest) for ms, one in zip(budgets_ms, best, strict=True)]
+    moved = sum(ms not in asked for ms in budgets_ms)
     refined: dict[str, StageResult] = {}
     for device, (name, folder, front, table) in enumerate(zip(searches, folders, fronts, tables, strict=True)):
         told = _with_accuracies(table, found)
         told.write(folder / MEASURED_FILE)
         rows = tuple(
-            _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, digest, told)
-            for ms, digest in chosen
+            _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, one.digest, told)
+            for ms, one in zip(budgets_ms, best, strict=True)
         )
-        moved = sum(ms not in asked for ms in budgets_ms)
         refinement = _refinement(settings, net, told, rows, searched.accuracy, found, moved)
         changed = {"winners": rows, "front": _front(rows), "refinement": refinement}
         refined[name] = front.model_copy(update=changed).write(folder / FRONT_FILE)
     return refined
-
-
-def _nothing_measured(devices: Collection[str], tables: Sequence[Candidates]) -> UserError:
-    reason = next(row.latency.reason for table in tables for row in table.candidates if row.latency.p50_ms is None)
-    where = "the device" if len(devices) == 1 else f"each of {', '.join(devices)}"
-    return UserError("refine", f"no SubNet can be measured on {where}: {reason}", next_step="refine.candidates=1")
 
 
 def _known(
@@ -350,13 +308,9 @@ def _known(
 
 
 def _with_accuracies(table: Candidates, found: Mapping[str, Accuracy]) -> Candidates:
-    rows = [
-        row.model_copy(update={"accuracy": found[row.digest].share, "loss": found[row.digest].loss})
-        if row.digest in found
-        else row
-        for row in table.candidates
-    ]
-    return table.model_copy(update={"candidates": tuple(rows)})
+    evaluated = {digest: {"accuracy": one.share, "loss": one.loss} for digest, one in found.items()}
+    rows = tuple(row.model_copy(update=evaluated.get(row.digest)) for row in table.candidates)
+    return table.model_copy(update={"candidates": rows})
 
 
 def _refinement(

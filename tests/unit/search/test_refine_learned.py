@@ -84,10 +84,10 @@ def test_what_was_evaluated_is_known_and_the_rest_predicted_better_than_by_sums(
 
 def test_it_knows_how_sure_it_is(net: Any, learned: LearnedAccuracy) -> None:
     known, new = random(net, 100, seed=1), random(net, 200, seed=3)
-    near, far = learned.guess(known), learned.guess(new)
-    assert far.accuracy == pytest.approx(learned.score(new))
-    assert near.deviation.mean() < 0.7 * far.deviation.mean()
-    assert (np.abs(far.accuracy - shares(net, new)) <= 3 * far.deviation).mean() > 0.9
+    (_, near_deviation), (accuracy, deviation) = learned.guess(known), learned.guess(new)
+    assert accuracy == pytest.approx(learned.score(new))
+    assert near_deviation.mean() < 0.7 * deviation.mean()
+    assert (np.abs(accuracy - shares(net, new)) <= 3 * deviation).mean() > 0.9
 
 
 def test_of_what_was_evaluated_twice_the_last_counts(net: Any, summed: AccuracyPredictor) -> None:
