@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from adaptive_runtime.base.arrays import Integers, Values
 from adaptive_runtime.exits import (
     MEASURES,
-    ConfidenceMeasure,
     ExitPrediction,
     MeasureName,
     Promise,
@@ -156,11 +155,15 @@ class HeldOut:
         """1 if the exit's own answer is the label, else 0."""
         return (self.logits_NEK.argmax(2) == self.labels_N[:, None]).astype(np.int64)
 
-    def answers(self, measure: ConfidenceMeasure, full_exit: int) -> ExitAnswers:
-        """Confidences by a measure, and losses against the full answer, up to the exit that gives it."""
-        upto = full_exit + 1
-        answers_NE, confidences_NE = trace(measure, self.logits_NEK[:, :upto])
+    def traced(self, measure: MeasureName, full_exit: int) -> tuple[NDArray[np.int64], Values]:
+        """Answers and confidences (N, E) by a measure, up to the exit that gives the full answer."""
+        answers_NE, confidences_NE = trace(MEASURES[measure], self.logits_NEK[:, : full_exit + 1])
         answers_NE[:, full_exit] = self.logits_NEK[:, full_exit].argmax(1)
+        return answers_NE, confidences_NE
+
+    def answers(self, measure: MeasureName, full_exit: int) -> ExitAnswers:
+        """Confidences by a measure, and losses against the full answer, up to the exit that gives it."""
+        answers_NE, confidences_NE = self.traced(measure, full_exit)
         right_NE = (answers_NE == self.labels_N[:, None]).astype(np.int64)
         return ExitAnswers(confidences_NE, right_NE[:, full_exit:] - right_NE)
 
@@ -217,12 +220,8 @@ class Leaving:
     @classmethod
     def of(cls, thresholds: Thresholds, images: HeldOut) -> "Leaving":
         """The exits that images take by thresholds, decided as on a device."""
-        full = thresholds.full_exit
-        logits_NEK = images.logits_NEK[:, : full + 1]
-        answers_NE, confidences_NE = trace(MEASURES[thresholds.measure], logits_NEK)
-        answers_NE[:, full] = logits_NEK[:, full].argmax(1)
-        leaves_NE = confidences_NE >= np.array([*thresholds.bars, -np.inf])
-        taken_N = leaves_NE.argmax(1)
+        answers_NE, confidences_NE = images.traced(thresholds.measure, thresholds.full_exit)
+        taken_N = (confidences_NE >= np.array([*thresholds.bars, -np.inf])).argmax(1)
         rows = np.arange(len(images))
         answers_N = answers_NE[rows, taken_N]
         return cls(
@@ -230,17 +229,12 @@ class Leaving:
             answers_N=answers_N,
             confidences_N=confidences_NE[rows, taken_N],
             right_N=answers_N == images.labels_N,
-            full_right_N=answers_NE[:, full] == images.labels_N,
+            full_right_N=answers_NE[:, thresholds.full_exit] == images.labels_N,
         )
 
     def rates(self, exits: int) -> Values:
         """Share of images that leave at each exit (E,)."""
         return exit_rates(self.taken_N, exits)
-
-    def accuracy_at(self, exits: int) -> list[float | None]:
-        """Accuracy of the images that leave at each exit; None if none leaves there."""
-        there = [self.right_N[self.taken_N == place] for place in range(exits)]
-        return [float(right.mean()) if len(right) else None for right in there]
 
     def earliest(self, count: int) -> list[int]:
         """Images that leave first, by falling confidence."""
@@ -255,13 +249,15 @@ def exits_left(
     exits: Sequence[MeasuredExit], thresholds: Thresholds, leaving: Leaving, times: ExitTimes
 ) -> tuple[MeasuredExit, ...]:
     """The exits of a SubNet with thresholds: rate, accuracy, and latency in the chain (`times`) at each exit."""
-    rates, right = leaving.rates(len(exits)).tolist(), leaving.accuracy_at(len(exits))
     bars = [*thresholds.thresholds, *[None] * (len(exits) - thresholds.full_exit)]
-    columns = zip(exits, times.latency_ms_E.tolist(), bars, rates, right, strict=True)
-    return tuple(
-        row.model_copy(update={"latency_ms": until_ms, "threshold": bar, "share": share, "share_accuracy": accuracy})
-        for row, until_ms, bar, share, accuracy in columns
-    )
+    columns = zip(exits, times.latency_ms_E.tolist(), bars, leaving.rates(len(exits)).tolist(), strict=True)
+    rows = []
+    for place, (row, until_ms, bar, share) in enumerate(columns):
+        right = leaving.right_N[leaving.taken_N == place]
+        accuracy = float(right.mean()) if len(right) else None
+        changed = {"latency_ms": until_ms, "threshold": bar, "share": share, "share_accuracy": accuracy}
+        rows.append(row.model_copy(update=changed))
+    return tuple(rows)
 
 
 def outcome_of(leaving: Leaving, times: ExitTimes, alone_mj_E: Values | None) -> PolicyOutcome:
@@ -270,16 +266,12 @@ def outcome_of(leaving: Leaving, times: ExitTimes, alone_mj_E: Values | None) ->
     rates_E = leaving.rates(len(latency_ms_E))
     found = predict(rates_E, latency_ms_E, None if alone_mj_E is None else times.segments_mj(alone_mj_E))
     return PolicyOutcome(
+        **{name: getattr(found, name) for name in ("expected_ms", "p50_ms", "p90_ms", "p99_ms", "expected_mj")},
         images=len(leaving.taken_N),
         accuracy=float(leaving.right_N.mean()),
         full_accuracy=float(leaving.full_right_N.mean()),
-        expected_ms=found.expected_ms,
-        p50_ms=found.p50_ms,
-        p90_ms=found.p90_ms,
-        p99_ms=found.p99_ms,
         whole_ms=times.whole_ms,
         saved=1 - found.expected_ms / times.whole_ms,
-        expected_mj=found.expected_mj,
         whole_mj=None if alone_mj_E is None else float(alone_mj_E[-1]),
     )
 
@@ -335,14 +327,14 @@ def calibrate(held_out: HeldOut, settings: PromiseSettings, rng: np.random.Gener
     choosing, testing = held_out.rows(order[:count]), held_out.rows(order[count:])
     full_exit = int(choosing.right_NE.mean(0).argmax())
     latency_ms_E = held_out.latency_ms_E[: full_exit + 1]
-    traced = {name: choosing.answers(MEASURES[name], full_exit) for name in settings.measures}
+    traced = {name: choosing.answers(name, full_exit) for name in settings.measures}
     halves = np.array_split(rng.permutation(count), 2)
     by_measure = {
         name: _expected_ms(answers, latency_ms_E, settings, len(testing), halves) for name, answers in traced.items()
     }
     measure = min(by_measure, key=by_measure.__getitem__)
     path_SF = find_path(traced[measure], latency_ms_E)
-    tested = testing.answers(MEASURES[measure], full_exit)
+    tested = testing.answers(measure, full_exit)
     bars_F = path_SF[furthest(path_SF, tested, settings, len(testing))]
     return _result(measure, bars_F, tested, testing, settings, by_measure)
 

@@ -1,18 +1,13 @@
-"""The latency of leaving at each exit on a device, from measurements there.
+"""The latency of leaving at each exit on a device, and the expected latency of SubNets whose samples leave at known rates.
 
 SubNets that end at an exit are timed as whole networks, each with only its own head. A SubNet with all exits runs in segments
 and also runs the heads of earlier exits. These heads are not part of the timed SubNets: their latencies are the sums of their
 operators in the device's table, corrected as in every prediction. Each further segment is one more run, which adds the
 correction's offset.
 
-SubNets that get thresholds: winners of a search that pass exits before their own.
-
-Expected latency of whole SubNets whose samples leave at known rates: a sum over operators, like any latency.
-
 An operator behind exit k runs for the share of samples that reach it, so it is weighted by this share. With fixed rates this is
 a table for each operator, as without exits, and exact search stays exact. Rates are measured on one SubNet with its thresholds.
-Other SubNets are assumed to have the same rates until they have their own thresholds; samples of far less accurate SubNets will
-leave later.
+Other SubNets are assumed to have the same rates; samples of far less accurate SubNets will leave later.
 
 Legend: E exits, the last is the whole network.
 """
@@ -30,7 +25,7 @@ from tailor_ir import Config, Space, SuperNet
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.stored import Predicted
-from tasks.base.schemas.winners import Front, Winner
+from tasks.base.schemas.winners import Front
 from tasks.exits.policies import ExpectedWinner, WeighedSubnet
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
@@ -106,6 +101,8 @@ def times_of(layers: Layers, exits: Sequence[Config], measured: Sequence[Measure
 
 EXIT = "exit"
 """The kind, and the name, of the exit variable."""
+KEPT = set(Predicted.model_fields)
+"""The fields of a winner that do not depend on its budget."""
 
 
 def exits_of(space: Space) -> tuple[str, ...]:
@@ -247,18 +244,12 @@ def expected_winners(
     heads_ms = expected.passed_ms_E.sum()
     whole_N = codes[:, expected.column] == len(expected.rates_E) - 1
     most_ms = (expected.latency.predict(codes) + heads_ms * whole_N).tolist()
-    columns = zip(rows_of(net, problem, costs, codes), reached, most_ms, whole_N.tolist(), strict=True)
-    rows = [
-        ExpectedWinner.model_validate({**row, "budget_ms": budget_ms, "whole_ms": whole_ms, "early": whole})
-        for row, budget_ms, whole_ms, whole in columns
-    ]
     plain = {row.budget_ms: row for row in front.winners if row.predicted_ms <= row.budget_ms}
-    return tuple(_better(row, plain.get(row.budget_ms)) for row in rows)
-
-
-def _better(found: ExpectedWinner, plain: Winner | None) -> ExpectedWinner:
-    """The SubNet that the search by expected latency found, or the plain winner if its predicted score is higher."""
-    if plain is None or found.predicted_score >= plain.predicted_score:
-        return found
-    own = plain.model_dump(include=set(Predicted.model_fields), exclude_unset=True)
-    return ExpectedWinner(**own, budget_ms=plain.budget_ms, whole_ms=plain.predicted_ms, early=False)
+    rows = []
+    columns = zip(rows_of(net, problem, costs, codes), reached, most_ms, whole_N.tolist(), strict=True)
+    for row, budget_ms, whole_ms, early in columns:
+        own = plain.get(budget_ms)
+        if own is not None and own.predicted_score > row["predicted_score"]:
+            row, whole_ms, early = own.model_dump(include=KEPT, exclude_unset=True), own.predicted_ms, False
+        rows.append(ExpectedWinner(**row, budget_ms=budget_ms, whole_ms=whole_ms, early=early))
+    return tuple(rows)

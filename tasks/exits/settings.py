@@ -7,19 +7,21 @@ images estimates it.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.exits import MEASURES, MeasureName
 from adaptive_runtime.policy import parse_rules
 from tasks.base.artifacts import OutsideKey
 from tasks.base.errors import UserError
+from tasks.base.schemas.stored import Strict
 
 NUISANCE_SHARE = 0.05
 """Share of the level that is spent on bounding the probability that an image changes."""
@@ -67,14 +69,7 @@ def images_needed(epsilon: float, level: float) -> int:
     enough = math.ceil(2 / epsilon)
     while p_value(0, 0, enough, epsilon, level) > level:
         enough *= 2
-    too_few = 0
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if p_value(0, 0, middle, epsilon, level) <= level:
-            enough = middle
-        else:
-            too_few = middle
-    return enough
+    return bisect_left(range(enough), True, 1, key=lambda images: p_value(0, 0, images, epsilon, level) <= level)
 
 
 FEWEST_CHOOSING = 20
@@ -116,13 +111,11 @@ class PromiseSettings:
         return images
 
 
-class Settings(BaseModel):
+class Settings(Strict):
     """Settings of thresholds for SubNets with all their exits, on each device; unused if the space has no exits.
 
     rules: only affect the bundle.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     epsilon: float = Field(0.01, gt=0, lt=1, description="accuracy that leaving early may lose; 0.01: one point")
     confidence: float = Field(0.95, gt=0, lt=1, description="probability with which that is kept")

@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from tasks.base.progress import Progress
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import Front
-from tasks.data import Batch, Dataset, DataSettings, Split, load_splits
+from tasks.data import Batch, DataSettings, Split, load_splits
 from tasks.data.dataset import check_same
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.evaluation.subnets import (
@@ -53,7 +54,6 @@ from tasks.exits.calibration import (
 from tasks.exits.latency import (
     EXIT,
     ExitTimes,
-    ExpectedLatency,
     exits_of,
     expected_winners,
     passing_subnets,
@@ -223,53 +223,49 @@ class PolicyBench:
 
     def _tested(self, plain: SubnetPolicy, found: CalibratedExits, times: ExitTimes, test: Answers) -> SubnetPolicy:
         """The policy of a SubNet with its thresholds and their results on the test images."""
-        thresholds, (logits_NEK, labels_N) = found.thresholds, test
+        thresholds, (logits_NEK, labels_N), space = found.thresholds, test, self.net.space
         images = HeldOut(logits_NEK=logits_NEK, labels_N=labels_N, latency_ms_E=times.latency_ms_E)
-        leaving = Leaving.of(thresholds, images)
-        chain = times.of_chain(thresholds)
-        earliest, latest = leaving.earliest(self.settings.pictures), leaving.latest(self.settings.pictures)
-        shown = self._pictures(plain, leaving, labels_N, {"first": earliest, "last": latest})
+        leaving, chain, names = (
+            Leaving.of(thresholds, images),
+            times.of_chain(thresholds),
+            self.test.dataset.class_names,
+        )
+        energies_mj_E = times.energies_mj_E
+        if energies_mj_E is None:
+            energies_mj_E = self.device.energy.predict(space.canonical_codes(space.encode(self.upto(plain.config))))
+        earliest, latest = self._pictures(plain, leaving, labels_N)
         changed = {
             "exits": exits_left(plain.exits, thresholds, leaving, chain),
             "thresholds": thresholds.model_dump(mode="json"),
             "by_measure": dict(found.by_measure),
-            "tested": outcome_of(leaving, chain, self._energies_mj(plain.config, times)),
-            "classes": classes_leaving(
-                leaving, labels_N, self.test.dataset.class_names, thresholds.full_exit, chain.latency_ms_E
-            ),
-            "earliest": shown["first"],
-            "latest": shown["last"],
+            "tested": outcome_of(leaving, chain, energies_mj_E),
+            "classes": classes_leaving(leaving, labels_N, names, thresholds.full_exit, chain.latency_ms_E),
+            "earliest": earliest,
+            "latest": latest,
         }
         return plain.model_copy(update=changed)
 
-    def _energies_mj(self, config: Config, times: ExitTimes) -> NDArray[np.float64]:
-        """Energy of a SubNet up to each exit [mJ]: measured, else predicted."""
-        if times.energies_mj_E is not None:
-            return times.energies_mj_E
-        space = self.net.space
-        return self.device.energy.predict(space.canonical_codes(space.encode(self.upto(config))))
-
     def _pictures(
-        self, row: SubnetPolicy, leaving: Leaving, labels_N: NDArray[np.int64], chosen: Mapping[str, Sequence[int]]
-    ) -> dict[str, tuple[LeavingImage, ...]]:
-        """Pictures of chosen test images, written into the stage's folder."""
+        self, row: SubnetPolicy, leaving: Leaving, labels_N: NDArray[np.int64]
+    ) -> list[tuple[LeavingImage, ...]]:
+        """Pictures of the test images that leave first, and of those that leave last, written into the stage's folder."""
         names, files = self.test.dataset.class_names, dict[int, list[Path]]()
-        found: dict[str, tuple[LeavingImage, ...]] = {}
+        found = []
+        chosen = {"first": leaving.earliest(self.settings.pictures), "last": leaving.latest(self.settings.pictures)}
         for end, numbers in chosen.items():
             rows = []
             for place, number in enumerate(numbers):
                 file = f"{PICTURES}/{row.digest[:16]}-{end}-{place}.png"
                 files.setdefault(number, []).append(self.out / file)
-                rows.append(
-                    LeavingImage(
-                        file=file,
-                        label=names[int(labels_N[number])],
-                        answer=names[int(leaving.answers_N[number])],
-                        exit=row.exits[int(leaving.taken_N[number])].exit,
-                        confidence=float(leaving.confidences_N[number]),
-                    )
+                image = LeavingImage(
+                    file=file,
+                    label=names[int(labels_N[number])],
+                    answer=names[int(leaving.answers_N[number])],
+                    exit=row.exits[int(leaving.taken_N[number])].exit,
+                    confidence=float(leaving.confidences_N[number]),
                 )
-            found[end] = tuple(rows)
+                rows.append(image)
+            found.append(tuple(rows))
         write_pictures(self.test.batches(self.net.input_size(row.config)), files)
         return found
 
@@ -295,9 +291,8 @@ class PolicyBench:
 
     def _place(self, config: Config, exit_: str) -> tuple[str, int]:
         """The key in a table of exits: the whole SubNet's digest and the number of the exit."""
-        *_, last = self.names
-        whole = self.net.space.digest(with_exit(self.net.space, config, last))
-        return whole, NO_EXIT if exit_ == last else self.names.index(exit_)
+        last, space = self.names[-1], self.net.space
+        return space.digest(with_exit(space, config, last)), NO_EXIT if exit_ == last else self.names.index(exit_)
 
     def policies(self, rows: Sequence[SubnetPolicy], reason: str | None) -> Policies:
         """The content of `policies.json`.
@@ -314,26 +309,20 @@ class PolicyBench:
             reason=reason,
             subnets=tuple(rows),
         )
-        best = found.best
+        best, device = found.best, self.device
         if best is None:
             return found
-        expected = self._expected(best)
-        changed = {
-            "rates_of": best.digest,
-            "weighed": weighed_subnets(self.net.space, expected, self.device.accuracy, self.device.front),
-        }
-        if self.settings.by_expected:
+        passed_ms = self.times(best.config).of_chain(Thresholds.model_validate(best.thresholds)).passed_ms_E.tolist()
+        known = {one.exit: (one.share or 0.0, passed) for one, passed in zip(best.exits, passed_ms, strict=True)}
+        rates, passed = zip(*(known.get(name, (0.0, 0.0)) for name in self.names), strict=True)
+        expected = weighed_by(device.latency, self.net.space, rates, np.array(passed))
+        weighed = weighed_subnets(self.net.space, expected, device.accuracy, device.front)
+        changed: dict[str, Any] = {"rates_of": best.digest, "weighed": weighed}
+        if settings.by_expected:
             changed["by_expected"] = expected_winners(
-                self.net, self.device.target, expected, self.device.accuracy, self.device.front, self.progress
+                self.net, device.target, expected, device.accuracy, device.front, self.progress
             )
         return found.model_copy(update=changed)
-
-    def _expected(self, row: SubnetPolicy) -> ExpectedLatency:
-        """Expected latencies of whole SubNets if their samples leave at the rates of a SubNet with thresholds."""
-        passed_ms = self.times(row.config).of_chain(Thresholds.model_validate(row.thresholds)).passed_ms_E.tolist()
-        known = {one.exit: (one.share or 0.0, passed) for one, passed in zip(row.exits, passed_ms, strict=True)}
-        rates, passed = zip(*(known.get(name, (0.0, 0.0)) for name in self.names), strict=True)
-        return weighed_by(self.device.latency, self.net.space, rates, np.array(passed))
 
 
 def _rows(names: Sequence[str], times: ExitTimes, held_out: Answers, test: Answers) -> tuple[MeasuredExit, ...]:
@@ -380,10 +369,18 @@ def run(request: PolicyRequest, client: AgentClient, workspace: Workspace) -> St
     """
     settings, device, supernet = request.settings, request.device, request.supernet
     out, progress, store = workspace.out, workspace.progress, workspace.store
-    splits = load_splits(request.data)
+    splits, evaluation = load_splits(request.data), request.evaluation
     check_same(splits["train"], supernet)
     net = tailor_ir.load(supernet)
-    images = _held_out(request, splits)
+    images = EvaluationData(
+        splits[HELD_OUT],
+        splits["train"],
+        limit=settings.images,
+        recalibration_images=evaluation.recalibration_images,
+        resources=EvaluationResources(
+            device=pick_device("auto"), features_mib=evaluation.features_mib, workers=request.workers
+        ),
+    )
     net.elastic.to(images.device)
     bench = PolicyBench(
         settings=settings, net=net, device=device, held_out=images, test=images.of(splits[TEST], limited=False),
@@ -406,27 +403,12 @@ def run(request: PolicyRequest, client: AgentClient, workspace: Workspace) -> St
     return bench.policies(rows, reason).write(out / POLICIES_FILE)
 
 
-def _held_out(request: PolicyRequest, splits: Mapping[Split, Dataset]) -> EvaluationData:
-    """The images that thresholds are found on."""
-    return EvaluationData(
-        splits[HELD_OUT],
-        splits["train"],
-        limit=request.settings.images,
-        recalibration_images=request.evaluation.recalibration_images,
-        resources=EvaluationResources(
-            device=pick_device("auto"), features_mib=request.evaluation.features_mib, workers=request.workers
-        ),
-    )
-
-
 def _unfit(device: PolicyDevice) -> str | None:
     """The reason why no SubNet of a device gets thresholds; None if they may get them."""
     name = device.target.name
     if device.precision == "int8":
         return f"policy: device.{name} runs in int8, where exits answer otherwise than they were tested; no thresholds"
     if device.batch > 1:
-        return (
-            f"policy: device.{name}.batch={device.batch}: samples leave one by one; allowed: 1, in a run of its own; "
-            "no thresholds"
-        )
+        leave = "samples leave one by one; allowed: 1, in a run of its own"
+        return f"policy: device.{name}.batch={device.batch}: {leave}; no thresholds"
     return None

@@ -5,9 +5,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, Self
+from typing import Self
 
 from profiling_agents.client import AgentBusyError, AgentClient, ModelJob
 from profiling_agents.messages import AgentError, Capabilities, Measurement, MeasureSettings
@@ -22,23 +21,8 @@ ATTEMPTS = 4
 FIRST_PAUSE_S = 2.0
 
 
-class Meter(Protocol):
-    """A meter of models: one device, or several identical devices."""
-
-    def capabilities(self) -> Capabilities:
-        """The description of the device."""
-        ...
-
-    def measure(self, jobs: Iterable[ModelJob], settings: MeasureSettings | None = None) -> Iterator[Measurement]:
-        """One result for each job, in any order."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of a device's thread: with its last failure, or None if all jobs are done."""
-
-    error: BaseException | None = None
+Result = Measurement | BaseException | None
+"""Of a device's thread: a measurement, or its end: the last failure, None if all jobs are done."""
 
 
 class _Member:
@@ -94,17 +78,20 @@ class Fleet:
 
     def capabilities(self) -> Capabilities:
         """Capabilities of the devices. UserError if devices differ; AgentError if no device can be reached."""
-        found, lost = self._found()
+        found: list[tuple[str, Capabilities]] = []
+        lost: list[AgentError] = []
+        for member in self._members:
+            try:
+                found.append((member.client.url, member.client.capabilities()))
+            except AgentError as error:
+                lost.append(error)
         if not found:
             raise lost[0]
         first_url, first = found[0]
         for url, other in found[1:]:
             if other.fingerprint != first.fingerprint:
-                differing = [
-                    name
-                    for name in ("backend", "version", "build", "precision", "threads", "cpu_model", "governor")
-                    if getattr(first, name) != getattr(other, name)
-                ]
+                names = ("backend", "version", "build", "precision", "threads", "cpu_model", "governor")
+                differing = [name for name in names if getattr(first, name) != getattr(other, name)]
                 raise UserError(
                     "agents",
                     f"{url} is not the same device as {first_url} (differs in {', '.join(differing) or 'its cores'})",
@@ -121,7 +108,7 @@ class Fleet:
         """
         self.capabilities()
         work = _Work(iter(jobs))
-        results: queue.Queue[Measurement | _End] = queue.Queue(RESULTS_AHEAD)
+        results: queue.Queue[Result] = queue.Queue(RESULTS_AHEAD)
         threads = [
             threading.Thread(target=self._serve, args=(member, settings, work, results), daemon=True)
             for member in self._members
@@ -136,54 +123,44 @@ class Fleet:
                     yield result
                     continue
                 running -= 1
-                if result.error is not None:
-                    failures.append(result.error)
+                if result is not None:
+                    failures.append(result)
         finally:
             work.stop()
             _join(threads, results)
         if not work.finished:
             raise failures[0]
 
-    def _found(self) -> tuple[list[tuple[str, Capabilities]], list[AgentError]]:
-        found: list[tuple[str, Capabilities]] = []
-        lost: list[AgentError] = []
-        for member in self._members:
-            try:
-                found.append((member.client.url, member.client.capabilities()))
-            except AgentError as error:
-                lost.append(error)
-        return found, lost
-
     def _serve(
-        self,
-        member: _Member,
-        settings: MeasureSettings | None,
-        work: "_Work",
-        results: "queue.Queue[Measurement | _End]",
+        self, member: _Member, settings: MeasureSettings | None, work: "_Work", results: "queue.Queue[Result]"
     ) -> None:
         """One device's thread. It always reports its end, so that nobody waits for it."""
         failures, pause_s = 0, self._first_pause_s
+        end: BaseException | None = None
         while True:
             before = work.done
             try:
                 member.lease()
                 _work_off(member.client, settings, work, results.put)
-                results.put(_End())
-                return
+                break
             except AgentError as error:
                 member.release()
                 failures = 1 if work.done > before else failures + 1
                 if failures >= ATTEMPTS:
-                    results.put(_End(error))
-                    return
+                    end = error
+                    break
             except BaseException as error:  # noqa: BLE001 - raised again where the results are read
                 work.stop()
-                results.put(_End(error))
-                return
+                end = error
+                break
             if work.wait(pause_s):
-                results.put(_End())
-                return
+                break
             pause_s *= 2
+        results.put(end)
+
+
+Meter = AgentClient | Fleet
+"""A meter of models: one device, or several identical devices."""
 
 
 class _Work:
@@ -194,11 +171,8 @@ class _Work:
         self._drawing = threading.Lock()  # making a job may take seconds, in which other devices finish theirs
         self._returned: deque[ModelJob] = deque()
         self._changed = threading.Condition()
-        self._out = 0
-        self._drained = False
-        self._broken = False
-        self._stopped = False
-        self.done = 0
+        self._out = self.done = 0
+        self._drained = self._broken = self.stopped = False  # stopped: nobody wants more results
 
     @property
     def finished(self) -> bool:
@@ -224,7 +198,7 @@ class _Work:
     def _draw(self) -> list[ModelJob]:
         """The next jobs that no device has taken yet."""
         with self._drawing:
-            if self._drained or self._stopped:
+            if self._drained or self.stopped:
                 return []
             try:
                 batch = list(islice(self._jobs, BATCH_JOBS))
@@ -255,7 +229,7 @@ class _Work:
     def stop(self) -> None:
         """Let no device take further jobs."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
@@ -263,13 +237,8 @@ class _Work:
         with self._changed:
             return self._changed.wait_for(self._over, timeout=seconds)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether nobody wants more results."""
-        return self._stopped
-
     def _over(self) -> bool:
-        return self._stopped or (self._drained and not self._returned and not self._out)
+        return self.stopped or (self._drained and not self._returned and not self._out)
 
 
 def _work_off(
@@ -290,7 +259,7 @@ def _work_off(
             work.give_back(waiting)
 
 
-def _join(threads: Sequence[threading.Thread], results: "queue.Queue[Measurement | _End]") -> None:
+def _join(threads: Sequence[threading.Thread], results: "queue.Queue[Result]") -> None:
     """Wait for the threads, and drop their remaining results, so that no thread blocks on a full queue."""
     for thread in threads:
         while thread.is_alive():

@@ -29,7 +29,7 @@ from tasks.base.schemas.placed import ChosenImplementations
 from tasks.evaluation.conversion import ConversionLimits
 from tasks.measuring.fleet import Meter
 from tasks.measuring.jobs import ahead, pieces
-from tasks.measuring.lut import Entry, feature_text, now
+from tasks.measuring.lut import Entry, json_text, now
 from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.networks import ForeignLayersError, WholeSubNet
 from tasks.measuring.operators import covering_codes
@@ -102,23 +102,6 @@ class Seen:
     noisy: bool
 
 
-class Implementations(TypedDict):
-    """Counts about implementations besides the runtime's own choice. `operators`: operators that have any.
-
-    `subnets`: SubNets that together contain all operators. `trials`: timings of these SubNets. `measured`, `left_out`:
-    implementations that were measured, and that the rules left out. `checked`: measured implementations that the rules would
-    have left out. `lost`: share of the latency of their operators that leaving them out would have cost.
-    """
-
-    operators: int
-    subnets: int
-    trials: int
-    measured: int
-    left_out: int
-    checked: int
-    lost: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class Bench:
     """A device and its settings for timing SubNets. `text`: the `settings` of entries. `file`: one line per trial.
@@ -135,7 +118,7 @@ class Bench:
     subnets_per_operator: int = ENOUGH_TIMES
 
 
-def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) -> tuple[list[Entry], Implementations]:
+def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) -> tuple[list[Entry], dict[str, Any]]:
     """An entry for each operator (by digest) and implementation: the lower quartile of its times in the SubNets that have it.
 
     The lower quartile is used since disturbances only slow the device, and most operators occur in many SubNets, timed at
@@ -166,10 +149,8 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
 def chosen_in(net: SuperNet, bench: Bench) -> ChosenImplementations:
     """The chosen implementations for a SuperNet whose operators are in no table, such as a network without variables."""
     found, _ = entries(net, {feature.digest: feature for feature in net.unique_operators()}, bench)
-    counting = {digest: own[position_of_chosen(own)] for digest, own in _timed(found).items()}
-    return ChosenImplementations(
-        operators={digest: one.implementation for digest, one in counting.items() if one.implementation}
-    )
+    chosen = {digest: own[position_of_chosen(own)].implementation for digest, own in _timed(found).items()}
+    return ChosenImplementations(operators={digest: name for digest, name in chosen.items() if name})
 
 
 def _timed(found: Sequence[Entry]) -> dict[str, list[TimedImplementation]]:
@@ -225,7 +206,13 @@ def _seen(lines: Sequence[MeasuredLine]) -> dict[tuple[str, str], list[Seen]]:
 
 def _summary(
     found: Sequence[Entry], candidates: CandidateNames, lines: Sequence[MeasuredLine], subnets: int
-) -> Implementations:
+) -> dict[str, Any]:
+    """Counts about implementations besides the runtime's own choice. `operators`: operators that have any.
+
+    `subnets`: SubNets that together contain all operators. `trials`: timings of these SubNets. `measured`, `left_out`:
+    implementations that were measured, and that the rules left out. `checked`: measured implementations that the rules would
+    have left out. `lost`: share of the latency of their operators that leaving them out would have cost.
+    """
     measured = {(entry.digest, entry.implementation) for entry in found if entry.implementation}
     checked = {pair for line in lines if line["checks"] for pair in line["implementations"].items()} & measured
     before_ms = after_ms = 0.0
@@ -310,7 +297,7 @@ def _entry(feature: OperatorFeature, seen: Sequence[Seen], bench: Bench, impleme
     common: dict[str, Any] = {
         "digest": feature.digest,
         "operator": feature.operator,
-        "feature": feature_text(feature.to_json()),
+        "feature": json_text(feature.to_json()),
         "settings": bench.text,
         "implementation": implementation,
         "method": "in situ",

@@ -80,8 +80,9 @@ class WholeSubNet:
         owners: Sequence[int | None]
         times_ms, counts = [0.0] * len(self.placed.operators), [0] * len(self.placed.operators)
         match self.job.format:
-            case "ncnn":
-                owners = _by_number(layers)
+            case "ncnn":  # a Split has no operator
+                found = [OWN.match(layer.name) for layer in layers]
+                owners = [None if match is None else int(match[1]) for match in found]
             case "onnx":
                 owners = _by_name(layers, self.placed)
             case "executorch":
@@ -153,12 +154,6 @@ def _with_splits(layers: Sequence[Layer]) -> list[Layer]:
     return result
 
 
-def _by_number(layers: Sequence[LayerTiming]) -> list[int | None]:
-    """The operator of each layer of a joined network; None for a Split."""
-    found = [OWN.match(layer.name) for layer in layers]
-    return [None if match is None else int(match[1]) for match in found]
-
-
 def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int | None]:
     """The operator of each layer of onnxruntime, which names a layer after its last node or value.
 
@@ -168,16 +163,13 @@ def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int
     numbers = {name: number for number, one in enumerate(placed.operators) for name in one.names}
     owners = [_longest_known(layer.name, numbers) for layer in layers]
     for position in range(len(owners) - 2, -1, -1):
-        if owners[position] is None and _prepares(layers[position]):
+        layer = layers[position]
+        if owners[position] is None and (layer.kind == "ReorderInput" or layer.name.startswith("gemm_input")):
             owners[position] = owners[position + 1]
     last = next((owner for owner in owners if owner is not None), None)
     for position, owner in enumerate(owners):
         owners[position] = last = last if owner is None else owner
     return owners
-
-
-def _prepares(layer: LayerTiming) -> bool:
-    return layer.kind == "ReorderInput" or layer.name.startswith("gemm_input")
 
 
 def _longest_known(name: str, numbers: Mapping[str, int]) -> int | None:

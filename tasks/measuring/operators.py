@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +52,7 @@ def run(net_folder: Path, out_folder: Path, progress: Progress, batch: int = 1) 
 
 
 def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str, Choice]]) -> None:
-    """Write every operator with its digest and its witness: the difference of a config that has it from the largest
-    SubNet's.
-    """
+    """Write every operator with its digest and its witness: the changes to the largest SubNet that lead to the operator."""
     rows = (
         UniqueOperator(digest=feature.digest, feature=feature.to_json(), witness=dict(config))
         for feature, config in witnesses.items()
@@ -62,28 +60,13 @@ def write_operators(path: Path, witnesses: Mapping[OperatorFeature, Mapping[str,
     Operators(operators=tuple(sorted(rows, key=lambda row: row.digest))).write(path)
 
 
-class OperatorListing(TypedDict):
-    """The sizes of a space, the time of enumeration [s], and every unique operator (`UniqueOperator`)."""
-
-    modifications: int
-    codes: int
-    distinct: int
-    unique_operators: int
-    enumerate_s: float
-    operators: list[dict[str, Any]]
+LISTED = ("modifications", "codes", "distinct", "unique_operators", "enumerate_s")
 
 
-def listing(folder: Path, result: Mapping[str, Any]) -> OperatorListing:
-    """The operators in the output of `enumerate --json`, beside the stages."""
+def listing(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the space, time [s], and every operator (`UniqueOperator`): beside the stages in `enumerate --json`."""
     operators = Operators.read(folder / OPERATORS_FILE).to_json()["operators"]
-    return {
-        "modifications": result["modifications"],
-        "codes": result["codes"],
-        "distinct": result["distinct"],
-        "unique_operators": result["unique_operators"],
-        "enumerate_s": result["enumerate_s"],
-        "operators": operators,
-    }
+    return {name: result[name] for name in LISTED} | {"operators": operators}
 
 
 def read_operators(folder: Path) -> dict[str, OperatorFeature]:

@@ -10,8 +10,8 @@ operators of one device and operators to measure.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypedDict
@@ -20,7 +20,7 @@ import numpy as np
 
 import tailor_ir
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Capabilities, Format, Measurement, MeasureSettings, Precision
+from profiling_agents.messages import Capabilities, Format, Measurement, Precision
 from tailor_ir import OperatorFeature
 from tasks.base.artifacts import append_line, read_lines
 from tasks.base.progress import Bar, Progress
@@ -32,8 +32,7 @@ from tasks.evaluation.quantise.qdq import int8_operator
 from tasks.measuring import in_network as insitu
 from tasks.measuring.fleet import Meter
 from tasks.measuring.jobs import ahead, ncnn_job, onnx_job, pieces
-from tasks.measuring.lut import DeviceKey, Entry, Lut, LutStore, feature_text, now
-from tasks.measuring.lut.entry import LutSummary
+from tasks.measuring.lut import DeviceKey, Entry, Lut, LutStore, json_text, now
 from tasks.measuring.operators import covering_codes, read_operators
 from tasks.measuring.settings import HANDLING_MS
 from tasks.measuring.settings import ProfileSettings as Settings
@@ -83,16 +82,15 @@ def unknown_alone(
 ) -> FeaturesByDigest:
     """The operators to be measured alone: because no SubNet gave their time, or for their energy."""
     in_situ = settings.method == "in situ" and not settings.meters(capabilities)
-    given = {digest for digest in operators if in_situ and _succeeded(lut.of_method(digest, "in situ"))}
+
+    def given(digest: str) -> bool:
+        return in_situ and (entry := lut.of_method(digest, "in situ")) is not None and entry.state != "failed"
+
     return {
         digest: one
         for digest, one in operators.items()
-        if digest not in given and settings.measures(lut.of_method(digest, "alone"), since)
+        if not given(digest) and settings.measures(lut.of_method(digest, "alone"), since)
     }
-
-
-def _succeeded(entry: Entry | None) -> bool:
-    return entry is not None and entry.state != "failed"
 
 
 class ProfileResult(TypedDict):
@@ -110,8 +108,8 @@ class ProfileResult(TypedDict):
     not_valid: list[str]
     wall_s: float
     operators_per_s: float | None
-    implementations: insitu.Implementations | None
-    lut: LutSummary
+    implementations: dict[str, Any] | None
+    lut: dict[str, Any]
 
 
 def run(
@@ -138,7 +136,7 @@ def run(
     since = _since(out_folder / REMEASURE_FILE) if settings.remeasure else ""
     todo = unknown(settings, lut, operators, since)
     start = time.perf_counter()
-    implementations: insitu.Implementations | None = None
+    implementations: dict[str, Any] | None = None
     if settings.method == "in situ" and todo:
         assert supernet is not None
         net = tailor_ir.load(supernet, batch=batch)
@@ -199,12 +197,12 @@ def fill(
             capabilities,
         ):
             for failure in failures:
-                writer.add(_entry(operators[failure.key], failure, settings))
+                writer.add(entry_alone(operators[failure.key], failure, settings))
                 bar.advance()
             last_s = time.perf_counter()
             for measurement in meter.measure(jobs, settings.measure) if jobs else ():
                 cost_ms, last_s = 1e3 * (time.perf_counter() - last_s), time.perf_counter()
-                writer.add(_entry(operators[measurement.key], measurement, settings, cost_ms))
+                writer.add(entry_alone(operators[measurement.key], measurement, settings, cost_ms))
                 bar.advance()
     finally:
         writer.flush()
@@ -230,13 +228,14 @@ class _Writer:
         self._last_s = time.monotonic()
 
 
-def _entry(
+def entry_alone(
     feature: OperatorFeature, measurement: Measurement, settings: Settings, cost_ms: float | None = None
 ) -> Entry:
+    """The entry of an operator that was measured alone."""
     return Entry(
         digest=feature.digest,
         operator=feature.operator,
-        feature=feature_text(feature.to_json()),
+        feature=json_text(feature.to_json()),
         settings=settings.measured_with("alone"),
         cache=settings.measure.cache,
         cost_ms=cost_ms,
@@ -280,28 +279,6 @@ TRIALS = 1.5
 """Trials of a SubNet on a runtime with several implementations; measured: 1.2 to 1.5 (`benchmarks.kernels`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """The device time for one operator [ms]: means of timed ones, by operator type; else a guess."""
-
-    by_operator: dict[str, float]
-    overall: float | None
-    guess: float
-
-    @classmethod
-    def of(cls, lut: Lut, settings: MeasureSettings) -> "Costs":
-        """The costs in a table's entries, and in the settings as fallback for a device without any."""
-        timed = [entry for entry in lut.entries() if entry.cost_ms is not None]
-        by_operator = {name: _mean(entry for entry in timed if entry.operator == name) for name in _names(timed)}
-        guess = HANDLING_MS + settings.warmup_ms + settings.time_cap_ms + settings.energy_ms
-        return cls(by_operator, _mean(timed) if timed else None, guess)
-
-    def ms(self, operator: str) -> float:
-        """The expected time of one operator of this type."""
-        fallback = self.guess if self.overall is None else self.overall
-        return self.by_operator.get(operator, fallback)
-
-
 class ProfilePlan(TypedDict):
     """The operators of a network on one device, and the device time [s] for those to measure.
 
@@ -336,11 +313,19 @@ def plan(
     missing = unknown(settings, lut, operators)
     metered = unknown_alone(settings, lut, operators, capabilities) if settings.meters(capabilities) else {}
     todo = [feature.operator for feature in {**missing, **metered}.values()]
-    costs = Costs.of(lut, settings.measure)
     subnets = _subnets(settings, missing, supernet, batch) if settings.method == "in situ" else None
     alone = [feature.operator for feature in (missing if subnets is None else metered).values()]
+    own, subnet = settings.measure, settings.subnet
+    costs_ms: dict[str, list[float]] = {}
+    for entry in lut.entries():
+        if entry.cost_ms is not None:
+            costs_ms.setdefault(entry.operator, []).append(entry.cost_ms)
+    means_ms = {operator: fmean(found) for operator, found in costs_ms.items()}
+    guess_ms = HANDLING_MS + own.warmup_ms + own.time_cap_ms + own.energy_ms
+    other_ms = fmean(chain.from_iterable(costs_ms.values())) if costs_ms else guess_ms
     trials = (subnets or 0) * (TRIALS if "ncnn" in capabilities.formats else 1.0)
-    estimated_ms = sum(map(costs.ms, alone)) + trials * _subnet_ms(settings.subnet)
+    subnet_ms = subnet.warmup_ms + subnet.time_cap_ms + subnet.layers_ms + subnet.energy_ms
+    estimated_ms = sum(means_ms.get(operator, other_ms) for operator in alone) + trials * subnet_ms
     return {
         "description": lut.device.description,
         "store": str(lut.folder),
@@ -352,7 +337,7 @@ def plan(
         "to_measure_by_operator": dict(Counter(todo).most_common()),
         "subnets": subnets,
         "estimated_s": round(estimated_ms / 1e3, 3),
-        "estimated_from": "settings" if costs.overall is None or subnets is not None else "earlier measurements",
+        "estimated_from": "settings" if not costs_ms or subnets is not None else "earlier measurements",
     }
 
 
@@ -363,15 +348,3 @@ def _subnets(settings: Settings, missing: FeaturesByDigest, supernet: Path | Non
         return 0
     net, rng = tailor_ir.load(supernet, batch=batch), np.random.default_rng(settings.subnet.seed)
     return len(covering_codes(net, set(missing.values()), rng, settings.subnets_per_operator))
-
-
-def _subnet_ms(settings: MeasureSettings) -> float:
-    return settings.warmup_ms + settings.time_cap_ms + settings.layers_ms + settings.energy_ms
-
-
-def _names(entries: Iterable[Entry]) -> set[str]:
-    return {entry.operator for entry in entries}
-
-
-def _mean(entries: Iterable[Entry]) -> float:
-    return fmean(entry.cost_ms for entry in entries if entry.cost_ms is not None)

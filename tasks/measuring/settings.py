@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from profiling_agents.messages import Capabilities, MeasureSettings, Precision
 from tasks.base.artifacts import OutsideKey
+from tasks.base.schemas.stored import Strict
 from tasks.evaluation.conversion import ConversionLimits
 from tasks.measuring.lut.choice import ProfilingMethod
 
@@ -20,10 +21,8 @@ HANDLING_MS = 15.0
 """Time for upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""
 
 
-class TimingSettings(BaseModel):
+class TimingSettings(Strict):
     """Settings for timing a whole SubNet once on a device, and limits of its conversion for the device."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     measure: MeasureSettings = MeasureSettings(warmup_ms=20.0, min_blocks=5, time_cap_ms=150.0)
     # Both count in the key, unlike those of operators (`ProfileSettings`): a SubNet that failed by a limit stays in the stage's
@@ -48,10 +47,8 @@ class RepeatedTimingSettings(TimingSettings):
         return 1e-3 * subnets * self.rounds * once
 
 
-class Tolerance(BaseModel):
+class Tolerance(Strict):
     """Largest difference over the largest torch output, by the precision of the runtime."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     fp32: float = Field(1e-4, gt=0)
     bf16: float = Field(2e-2, gt=0)
@@ -70,7 +67,7 @@ def _folder(value: Any) -> Any:
     return value
 
 
-class ProfileSettings(BaseModel):
+class ProfileSettings(Strict):
     """Settings for measuring operators, and for storing and writing their table.
 
     `measure`: of an operator alone; `subnet`: of a SubNet and its layers, in situ. `subnets_per_operator`: SubNets in which
@@ -78,8 +75,6 @@ class ProfileSettings(BaseModel):
     and runs share; None: one of the stage's own. `remeasure`: known entries that are measured again. `other_settings`: entries
     that were measured with another `measure` count, too.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: ProfilingMethod = "in situ"
     measure: MeasureSettings = MeasureSettings(samples_per_block=6, min_blocks=2, time_cap_ms=12.0)
@@ -109,9 +104,9 @@ class ProfileSettings(BaseModel):
     def measured_with(self, method: ProfilingMethod) -> str:
         """The `settings` text of entries that are measured with these settings."""
         settings = self.measure if method == "alone" else self.subnet
-        from tasks.measuring.lut import settings_text
+        from tasks.measuring.lut import json_text
 
-        return settings_text(settings.model_dump(mode="json"))
+        return json_text(settings.model_dump(mode="json"))
 
     def meters(self, capabilities: Capabilities) -> bool:
         """Whether operators are measured alone for their energy, independent of their latency's method."""

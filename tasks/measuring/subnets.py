@@ -1,10 +1,9 @@
 """Whole SubNets measured on a device: for fitting and checking the latency predictor, and for winners."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -170,12 +169,14 @@ class SubNetMeter:
 
         made: jobs by key, or the reason why there is none; missing ones are added.
         """
-        device = self.client.capabilities()
+        device, weights = self.client.capabilities(), self.settings.energy_ms > 0
 
         def prepare(some: Sequence[Subject]) -> list[tuple[str, ModelJob | str]]:
-            made.update(self._jobs([one for one in some if one.key not in made], device))
+            new = [one for one in some if one.key not in made]
+            made.update(jobs_of(new, device, self.limits, weights=weights, implementations=self.implementations))
             found = [(one.key, made[one.key]) for one in some]
-            if _bytes(made.values()) > MOST_KEPT_MIB * MIB:  # includes their weights
+            kept = sum(len(file) for job in made.values() if isinstance(job, ModelJob) for file in job.files)
+            if kept > MOST_KEPT_MIB * MIB:  # includes their weights
                 for one in some:
                     del made[one.key]
             return found
@@ -206,42 +207,43 @@ class SubNetMeter:
             todo = [job for job in todo if best[job.key].noisy]
         return list(best.values())
 
-    def _jobs(self, subjects: Sequence[Subject], device: Capabilities) -> list[tuple[str, ModelJob | str]]:
-        """Models for the device, by key, or the reason why there is none."""
-        weights = self.settings.energy_ms > 0
-        if "onnx" in device.formats:
-            return [(one.key, _onnx(one, device.precision, weights=weights)) for one in subjects]
-        if "executorch" in device.formats:
-            modules = {
-                one.key: (one.net.build(one.config, one.statistics), (one.net.input_shape(one.config),))
-                for one in subjects
-            }
-            outcomes = jobs_of_modules(modules, self.limits)
-            return [(key, str(one) if isinstance(one, ConversionError) else one) for key, one in outcomes.items()]
-        models = [one.model(weights=True) for one in subjects]
-        with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in its own process
-            converted = pool.map(partial(self._converted, weights=weights), subjects, models)
-            return [(one.key, job) for one, job in zip(subjects, converted, strict=True)]
 
-    def _converted(self, subject: Subject, model: bytes, *, weights: bool) -> ModelJob | str:
-        chosen = self.implementations if subject.implementations is None else subject.implementations
-        names = implementations_of(subject.net, subject.config, chosen)
+def jobs_of(
+    subjects: Sequence[Subject],
+    device: Capabilities,
+    limits: ConversionLimits,
+    *,
+    weights: bool,
+    implementations: ChosenImplementations = OWN_CHOICES,
+) -> dict[str, ModelJob | str]:
+    """Models for the device, by key, or the reason why there is none. implementations: of subjects without their own."""
+    if "executorch" in device.formats:
+        modules = {
+            one.key: (one.net.build(one.config, one.statistics), (one.net.input_shape(one.config),)) for one in subjects
+        }
+        outcomes = jobs_of_modules(modules, limits)
+        return {key: str(one) if isinstance(one, ConversionError) else one for key, one in outcomes.items()}
+
+    def onnx_or_reason(one: Subject) -> ModelJob | str:
         try:
-            job = ncnn_job(subject.key, model, convert(model, self.limits, implementations=names))
+            return onnx_job(one.key, one.model(device.precision, weights=weights), one.net.batch)
+        except ConversionError as error:
+            return str(error)
+
+    def ncnn_or_reason(one: Subject, model: bytes) -> ModelJob | str:
+        chosen = implementations if one.implementations is None else one.implementations
+        names = implementations_of(one.net, one.config, chosen)
+        try:
+            job = ncnn_job(one.key, model, convert(model, limits, implementations=names))
         except ConversionError as error:
             return str(error)
         return job if weights else replace(job, files=job.files[:1])
 
-
-def _onnx(subject: Subject, precision: Precision, *, weights: bool) -> ModelJob | str:
-    try:
-        return onnx_job(subject.key, subject.model(precision, weights=weights), subject.net.batch)
-    except ConversionError as error:
-        return str(error)
-
-
-def _bytes(jobs: Iterable[ModelJob | str]) -> int:
-    return sum(len(file) for job in jobs if isinstance(job, ModelJob) for file in job.files)
+    if "onnx" in device.formats:
+        return {one.key: onnx_or_reason(one) for one in subjects}
+    models = [one.model(weights=True) for one in subjects]
+    with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in its own process
+        return dict(zip((one.key for one in subjects), pool.map(ncnn_or_reason, subjects, models), strict=True))
 
 
 def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
@@ -254,10 +256,7 @@ def _settled(lines: Sequence[TimedLine], calm: Calm, rounds: int) -> bool:
         return True
     slowdowns = calm.slowdowns(lines)
     if rounds == 1:
-        calm_ones = (
-            line.reference_ms is not None and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True)
-        )
-        return any(calm_ones)
+        return any(line.reference_ms and slow <= SLOW for line, slow in zip(lines, slowdowns, strict=True))
     times_ms = np.array([line.p50_ms for line in lines]) / slowdowns
     error_ms = MEDIAN_ERROR * float(np.std(times_ms, ddof=1)) / math.sqrt(len(lines))
     return error_ms <= STANDARD_ERROR * float(np.median(times_ms))

@@ -177,11 +177,6 @@ def mixed(
             yield Trial(config, left, checks=True)
 
 
-def _targets(worth: Sequence[str]) -> dict[str, int]:
-    """Target number of timings of an operator, by implementation."""
-    return {"": OWN_TIMES, **{name: OTHER_TIMES if at else BEST_TIMES for at, name in enumerate(worth)}}
-
-
 def _unseen(digest: str, worth: Sequence[str], seen: Counter[tuple[str, str]]) -> bool:
     return any(not seen[digest, name] for name in ("", *worth))
 
@@ -190,7 +185,7 @@ def _needed(digest: str, worth: Sequence[str], seen: Counter[tuple[str, str]]) -
     """The implementation with the fewest timings of an operator, relative to the target."""
     if not worth:
         return ""
-    targets = _targets(worth)
+    targets = {"": OWN_TIMES, **{name: OTHER_TIMES if at else BEST_TIMES for at, name in enumerate(worth)}}
     return min(targets, key=lambda name: (seen[digest, name] / targets[name], -targets[name]))
 
 
@@ -229,45 +224,35 @@ class SubNetMaker:
 
     def make(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
         """The SubNets, and a failed measurement for each trial that cannot be converted."""
+        programs: Mapping[str, ModelJob | ConversionError] = {}
         if self._format == "executorch":
-            return self._programs(chunk)
-        if self._format == "onnx":
-            return self._onnx(chunk)
-        self._convert([feature for _, trial in chunk for feature in self.net.operators(trial.config)])
-        made: list[WholeSubNet] = []
-        failures: list[Measurement] = []
-        for key, trial in chunk:
-            outcomes = {feature: self._snippets[feature] for feature in self.net.operators(trial.config)}
-            errors = {f: error for f, error in outcomes.items() if isinstance(error, ConversionError)}
-            if errors:
-                feature, error = next(iter(errors.items()))
-                failures.append(Measurement.failed(key, f"{feature.operator} {feature.digest}: {error}"))
-            else:
-                snippets = {
-                    feature: files.with_implementation(one, trial.implementations.get(feature.digest, ""))
-                    for feature, one in outcomes.items()
-                    if isinstance(one, NcnnFiles)
-                }
-                made.append(ncnn_subnet(self.net, key, trial.config, snippets))
-        return made, failures
-
-    def _onnx(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
+            programs = subnet_jobs({key: (self.net, trial.config) for key, trial in chunk}, self._limits)
+        elif self._format == "ncnn":
+            self._convert([feature for _, trial in chunk for feature in self.net.operators(trial.config)])
         made: list[WholeSubNet] = []
         failures: list[Measurement] = []
         for key, trial in chunk:
             try:
-                made.append(onnx_subnet(self.net, key, trial.config, self._precision))
+                made.append(self._made(key, trial, programs.get(key)))
             except ConversionError as error:
                 failures.append(Measurement.failed(key, str(error)))
         return made, failures
 
-    def _programs(self, chunk: Sequence[tuple[str, Trial]]) -> tuple[list[WholeSubNet], list[Measurement]]:
-        configs = {key: trial.config for key, trial in chunk}
-        outcomes = subnet_jobs({key: (self.net, config) for key, config in configs.items()}, self._limits)
-        placed = {key: self.net.placed_operators(config) for key, config in configs.items()}
-        made = [WholeSubNet(placed[key], one) for key, one in outcomes.items() if isinstance(one, ModelJob)]
-        errors = {key: str(one) for key, one in outcomes.items() if isinstance(one, ConversionError)}
-        return made, [Measurement.failed(key, error) for key, error in errors.items()]
+    def _made(self, key: str, trial: Trial, program: ModelJob | ConversionError | None) -> WholeSubNet:
+        """One SubNet, for ncnn from the files of its operators. program: its outcome, for ExecuTorch. ConversionError."""
+        if isinstance(program, ConversionError):
+            raise program
+        if program is not None:
+            return WholeSubNet(self.net.placed_operators(trial.config), program)
+        if self._format == "onnx":
+            return onnx_subnet(self.net, key, trial.config, self._precision)
+        snippets = {}
+        for feature in self.net.operators(trial.config):
+            one = self._snippets[feature]
+            if isinstance(one, ConversionError):
+                raise ConversionError(f"{feature.operator} {feature.digest}: {one}")
+            snippets[feature] = files.with_implementation(one, trial.implementations.get(feature.digest, ""))
+        return ncnn_subnet(self.net, key, trial.config, snippets)
 
     def _convert(self, features: Sequence[OperatorFeature]) -> None:
         new = [feature for feature in dict.fromkeys(features) if feature not in self._snippets]

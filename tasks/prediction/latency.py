@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 import tailor_ir
 from profiling_agents.client import AgentClient
@@ -25,13 +25,13 @@ from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.base.schemas.predictions import LATENCY_FILE, LATENCY_VALIDATION_FILE, CheckedLatency, LatencyValidation
-from tasks.base.schemas.stored import Record, RelativeErrors, StageResult, Stored
+from tasks.base.schemas.stored import Record, RelativeErrors, StageResult, Strict
 from tasks.evaluation.uncertainty import kendall_tau
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER, device_key
 from tasks.measuring.subnets import SubNetMeter, validation_configs
 from tasks.prediction.settings import LatencySettings
-from tasks.prediction.sums import Sums, SumsRecord
+from tasks.prediction.sums import PredictorFile, Sums, SumsRecord
 
 NOISE = 0.03  # relative standard deviation of a network's measured latency
 FAMILY_SD = 0.15  # relative standard deviation of a family's factor from the common factor
@@ -61,14 +61,12 @@ class OperatorSums:
         return sum(self.sums_ms.values())
 
 
-class Correction(BaseModel):
+class Correction(Strict):
     """Latency of a network: `offset_ms` plus, for each operator, the factor of its family × its latency + `overhead_ms`.
 
     factor: for families that no fitted network has. spread: remaining relative error of the fitted networks, each predicted
     from the others (standard deviation, robust); None without a fit.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     offset_ms: float = Field(default=0.0, allow_inf_nan=False)
     overhead_ms: float = Field(default=0.0, allow_inf_nan=False)
@@ -134,17 +132,16 @@ NAMED_IN_ERRORS = 3
 NEXT_STEP = "leave out the choices that lead to it, or measure again: autotailor profile … profile.remeasure=[failed]"
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """An operator without a latency, the reason, and the choices (variable column -> choice index) that lead to it."""
+class Missing(Record):
+    """An operator without a latency, the reason, and the choices (variable column, choice index) that lead to it."""
 
     operator: str
     reason: str
-    choices: Mapping[int, int]
+    choices: tuple[tuple[int, int], ...]
 
     def hits(self, code: NDArray[np.int64]) -> bool:
         """Whether the SubNet of this extended code (V + D,) has the operator."""
-        return all(code[column] == choice for column, choice in self.choices.items())
+        return all(code[column] == choice for column, choice in self.choices)
 
 
 class LatencyPredictor:
@@ -174,27 +171,19 @@ class LatencyPredictor:
         hits = [missing for missing in self.missing if any(missing.hits(code) for code in extended)]
         named = list(dict.fromkeys(f"{hit.operator} ({hit.reason})" for hit in hits))
         more = f" and {len(named) - NAMED_IN_ERRORS} more" if len(named) > NAMED_IN_ERRORS else ""
-        return UserError(
-            "latency predictor",
-            f"{len(codes)} of {total} SubNets have operators without a latency: "
-            + ", ".join(named[:NAMED_IN_ERRORS])
-            + more,
-            next_step=NEXT_STEP,
-        )
+        some = f"{', '.join(named[:NAMED_IN_ERRORS])}{more}"
+        got = f"{len(codes)} of {total} SubNets have operators without a latency: {some}"
+        return UserError("latency predictor", got, next_step=NEXT_STEP)
 
     def to_record(self) -> "LatencyRecord":
         """The predictor as JSON; `of_record` gives an equal predictor."""
-        missing = [
-            _MissingRecord(operator=m.operator, reason=m.reason, choices=tuple(m.choices.items())) for m in self.missing
-        ]
         sums, unknown = self.sums.to_record(), self.unknown.to_record()
-        return LatencyRecord(sums=sums, correction=self.correction, unknown=unknown, missing=tuple(missing))
+        return LatencyRecord(sums=sums, correction=self.correction, unknown=unknown, missing=self.missing)
 
     @classmethod
     def of_record(cls, file: "LatencyRecord") -> Self:
         """The predictor that `to_record` described."""
-        missing = [Missing(row.operator, row.reason, dict(row.choices)) for row in file.missing]
-        return cls(Sums.of_record(file.sums), file.correction, Sums.of_record(file.unknown), missing)
+        return cls(Sums.of_record(file.sums), file.correction, Sums.of_record(file.unknown), file.missing)
 
     def save(self, path: Path) -> None:
         """Write JSON."""
@@ -243,8 +232,8 @@ def _missing(net: SuperNet, lut: Lut, absent: set[OperatorFeature]) -> list[Miss
         positions = [number for number, feature in enumerate(operators) if feature in absent]
         for at in np.argwhere(np.isin(numbers, positions)):
             feature = operators[int(numbers[tuple(at)])]
-            choices = dict(zip(term.variables, at.tolist(), strict=True))
-            found.append(Missing(_name(feature), _reason(lut, feature), choices))
+            choices = tuple(zip(term.variables, at.tolist(), strict=True))
+            found.append(Missing(operator=_name(feature), reason=_reason(lut, feature), choices=choices))
     return found
 
 
@@ -257,26 +246,17 @@ def _reason(lut: Lut, feature: OperatorFeature) -> str:
     return "not measured" if entry is None else str(entry.reason)
 
 
-class _MissingRecord(Record):
-    operator: str
-    reason: str
-    choices: tuple[tuple[int, int], ...]
-
-
 class LatencyRecord(Record):
     """`LatencyPredictor` as part of a file."""
 
     sums: SumsRecord
     correction: Correction
     unknown: SumsRecord
-    missing: tuple[_MissingRecord, ...]
+    missing: tuple[Missing, ...]
 
 
-class LatencyFile(LatencyRecord, Stored):
+class LatencyFile(LatencyRecord, PredictorFile):
     """`LatencyPredictor` in a file."""
-
-    STAGE: ClassVar[str] = "predict"
-    KIND: ClassVar[str] = "predictor"
 
 
 MEASURED_FILE = "measured_subnets.jsonl"
@@ -348,11 +328,9 @@ def errors(predicted_ms: Values, measured_ms: Values) -> RelativeErrors:
 
 
 def _times(measured: Sequence[Measurement]) -> Values:
-    for measurement in measured:
-        if measurement.p50_ms is None:
-            raise UserError(
-                f"SubNet {measurement.key}",
-                f"cannot be measured on the device: {measurement.reason}",
-                next_step="without whole SubNets the latency predictor cannot be checked",
-            )
-    return np.array([measurement.p50_ms for measurement in measured])
+    for one in measured:
+        if one.p50_ms is None:
+            next_step = "without whole SubNets the latency predictor cannot be checked"
+            got = f"cannot be measured on the device: {one.reason}"
+            raise UserError(f"SubNet {one.key}", got, next_step=next_step)
+    return np.array([one.p50_ms for one in measured])

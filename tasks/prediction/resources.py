@@ -30,11 +30,11 @@ Instructions, static power, and operators without multiply-accumulates beyond th
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 import tailor_ir
 from adaptive_runtime.base.arrays import FLOAT_BYTES
@@ -52,26 +52,24 @@ from tasks.base.schemas.predictions import (
     ResourceNeeds,
     Resources,
 )
-from tasks.base.schemas.stored import RelativeErrors, StageResult, Stored
+from tasks.base.schemas.stored import StageResult, Strict
 from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.prediction.latency import LATENCY_FILE, LatencyPredictor, LatencyRecord, errors
 from tasks.prediction.settings import EnergySettings
 from tasks.prediction.settings import ResourceSettings as Settings
-from tasks.prediction.sums import Sums, SumsRecord, mac_sums, parameter_sums
+from tasks.prediction.sums import PredictorFile, Sums, SumsRecord, mac_sums, parameter_sums
 
 FEWEST_SUBNETS = 3
 """One SubNet for each coefficient."""
 
 
-class Calibration(BaseModel):
+class Calibration(Strict):
     """Energy of one sample [mJ]: `offset_mj` + `factor` × the analytic model's [mJ] + `mj_per_ms` × predicted latency [ms].
 
     subnets: number of measured SubNets. spread: root mean square of the remaining relative errors, with one degree of freedom
     less for each coefficient above 0; None if no degree of freedom is left.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     offset_mj: float = Field(ge=0, allow_inf_nan=False)
     factor: float = Field(ge=0, allow_inf_nan=False)
@@ -217,11 +215,8 @@ class EnergyPredictor:
         return cls(file.settings, Sums.of_record(file.operators), Sums.of_record(file.weights), calibration)
 
 
-class EnergyFile(Stored):
+class EnergyFile(PredictorFile):
     """`EnergyPredictor` in a file."""
-
-    STAGE: ClassVar[str] = "predict"
-    KIND: ClassVar[str] = "predictor"
 
     settings: EnergySettings
     operators: SumsRecord
@@ -327,41 +322,33 @@ def run(
         "macs": macs.predict(codes).astype(int),
         "energy_mj": energy.predict(codes),
     }
-    needs = [
-        {"kind": kind, "config": dict(config), "digest": net.space.digest(config)}
-        | {name: values[index].item() for name, values in columns.items()}
-        for index, (kind, config) in enumerate(zip(("largest", "smallest"), configs, strict=True))
-    ]
-    rows = tuple(ResourceNeeds.model_validate(row) for row in needs)
-    return Resources(**result, subnets=rows).write(out / RESOURCES_FILE)
-
-
-class _EnergyOrigin(TypedDict, total=False):
-    """The fields of `Resources` that state the source of energy values."""
-
-    energy_from: Literal["model", "operators", "sensor"]
-    energy_operators: Metered
-    energy_calibration: dict[str, Any]
-    energy_held_out: RelativeErrors | None
+    rows = []
+    for index, (kind, config) in enumerate(zip(("largest", "smallest"), configs, strict=True)):
+        needs = {name: values[index].item() for name, values in columns.items()}
+        rows.append(ResourceNeeds(kind=kind, config=dict(config), digest=net.space.digest(config), **needs))
+    return Resources(**result, subnets=tuple(rows)).write(out / RESOURCES_FILE)
 
 
 def _of_operators(
     settings: EnergySettings, net: SuperNet, supernet: Path, profiled: Path | None, batch: int
-) -> tuple[EnergyPredictor, _EnergyOrigin]:
-    """The sum of the operators' energies in the table, or the model if the table has none; and the number of measured ones."""
+) -> tuple[EnergyPredictor, dict[str, Any]]:
+    """The sum of the operators' energies in the table, or the model if the table has none; and their origin (`Resources`)."""
     energies_mj = {} if profiled is None else Lut.open(profiled / LUT_FOLDER).energies_mj()
     measured = net if batch == 1 else tailor_ir.load(supernet, batch=batch)  # another batch has other operators
     unique = measured.unique_operators()
     known = sum(feature.digest in energies_mj for feature in unique)
-    result: _EnergyOrigin = {"energy_from": "operators", "energy_operators": Metered(measured=known, all=len(unique))}
+    origin = {
+        "energy_from": "operators" if known else "model",
+        "energy_operators": Metered(measured=known, all=len(unique)),
+    }
     if known:
-        return EnergyPredictor.compile(measured, settings, energies_mj, batch), result
-    return EnergyPredictor.compile(net, settings), {**result, "energy_from": "model"}
+        return EnergyPredictor.compile(measured, settings, energies_mj, batch), origin
+    return EnergyPredictor.compile(net, settings), origin
 
 
 def _by_sensor(
     net: SuperNet, model: EnergyPredictor, latency: Path, batch: int
-) -> tuple[EnergyPredictor, _EnergyOrigin]:
+) -> tuple[EnergyPredictor, dict[str, Any]]:
     """The predictor, calibrated if enough fitting SubNets have an energy (None and 0 are unknown), and its origin."""
     rows = [row for row in LatencyValidation.read(latency / LATENCY_VALIDATION_FILE).subnets if row.energy_mj]
     fitting = [row for row in rows if row.used_for == "fit"]

@@ -47,6 +47,7 @@ from tasks.evaluation.subnets import (
     accuracy_lines,
 )
 from tasks.evaluation.subnets.images import pick_device
+from tasks.measuring.jobs import pieces
 from tasks.measuring.subnets import validation_configs
 from tasks.prediction.accuracy import AccuracyPredictor, measure_sensitivities, validate
 from tasks.prediction.settings import AccuracySettings
@@ -94,7 +95,7 @@ def with_interactions(
             measured=MeasuredAccuracy(accuracy=four[-1].share, loss=four[-1].loss),
             standard_error=_error(four),
         )
-        for code, (a, b), four in zip(codes, columns, _fours(measured), strict=True)
+        for code, (a, b), four in zip(codes, columns, pieces(measured, 4), strict=True)
     )
     return AccuracyPredictor(plain.table.model_copy(update={"interactions": interactions}))
 
@@ -107,10 +108,6 @@ def _corners(code: Codes, columns: Codes, largest: Codes) -> list[Codes]:
     return found
 
 
-def _fours(measured: Sequence[Accuracy]) -> list[Sequence[Accuracy]]:
-    return [measured[start : start + 4] for start in range(0, len(measured), 4)]
-
-
 def _error(four: Sequence[Accuracy]) -> float:
     """Standard error of an interaction, given that all four SubNets were evaluated on the same images."""
     largest, first, second, both = (found.each for found in four)
@@ -119,11 +116,10 @@ def _error(four: Sequence[Accuracy]) -> float:
 
 def better(plain: PointErrors, other: PointErrors) -> bool:
     """Whether `other` orders held-out SubNets better than `plain`, or equally well with smaller errors (of `validate`)."""
-    return _rank(other) > _rank(plain)
-
-
-def _rank(stated: PointErrors) -> tuple[float, float]:
-    return (-1.0 if stated.kendall_tau is None else stated.kendall_tau), -stated.mean_error_points
+    first, second = (
+        (-1.0 if one.kendall_tau is None else one.kendall_tau, -one.mean_error_points) for one in (plain, other)
+    )
+    return second > first
 
 
 def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredictor, used: bool) -> Interactions:
@@ -132,8 +128,8 @@ def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredicto
     return Interactions(
         used=used,
         evaluations=len(predictor.table.interactions),
-        plain=_errors(plain),
-        with_interactions=_errors(other),
+        plain=plain,
+        with_interactions=other,
         rows=tuple(
             UsedInteraction(
                 variables=each.variables,
@@ -145,11 +141,6 @@ def describe(plain: PointErrors, other: PointErrors, predictor: AccuracyPredicto
             for each, residual, kept in table
         ),
     )
-
-
-def _errors(stated: PointErrors) -> PointErrors:
-    """The errors alone, without fields that are equal for both predictors."""
-    return PointErrors.model_validate({name: getattr(stated, name) for name in PointErrors.model_fields})
 
 
 EVALUATED_FILE = "evaluated_subnets.jsonl"

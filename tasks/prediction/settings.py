@@ -3,18 +3,17 @@
 from itertools import pairwise
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from adaptive_runtime.base.arrays import FLOAT_BYTES
 from tailor_ir.memory.layouts import Rules
+from tasks.base.schemas.stored import Strict
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.measuring.settings import RepeatedTimingSettings
 
 
-class CheckedSettings(BaseModel):
+class CheckedSettings(Strict):
     """Settings of the check of both predictors, on the largest, the smallest and `random_subnets` random SubNets."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     random_subnets: int = Field(24, ge=4)
     seed: int = Field(0, ge=0)
@@ -40,10 +39,8 @@ class Settings(AccuracySettings, LatencySettings):
     """Settings of both predictors, and of evaluating and timing SubNets unless set elsewhere."""
 
 
-class EnergySettings(BaseModel):
+class EnergySettings(Strict):
     """A device's arithmetic and memory. Caches from the nearest to the farthest; energies in pJ."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pj_per_mac: float = Field(default=4.6, ge=0, description="one fp32 multiplication and addition")
     register_bytes: int = Field(default=512, ge=FLOAT_BYTES, description="what the vector registers hold")

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import FiniteFloat, model_validator
 
 from solvers.tables import Codes, Derived, Gathering, Table, Values, merged, with_derived
-from tailor_ir import OperatorFeature, OperatorTerm, SuperNet
+from tailor_ir import OperatorFeature, SuperNet
 from tasks.base.schemas.stored import Record, Stored
 
 
@@ -33,14 +32,13 @@ class Sums:
         sums: dict[tuple[int, ...], Values] = {}
         known: dict[int, Values] = {}
         for term in net.operator_terms():
-            counted = _numbers(term, numbers, known)[term.features.numbers]
-            columns = term.variables
+            operators, columns = term.features.operators, term.variables
+            if id(operators) not in known:  # the last number, a 0, is that of a skipped operator (-1)
+                known[id(operators)] = np.asarray([*(numbers[feature] for feature in operators), 0.0])
+            counted = known[id(operators)][term.features.numbers]
             sums[columns] = sums[columns] + counted if columns in sums else counted
-        return cls(
-            net.space.cardinalities.tolist(),
-            [Table(columns, values) for columns, values in sums.items()],
-            net.space.derived,
-        )
+        tables = [Table(columns, values) for columns, values in sums.items()]
+        return cls(net.space.cardinalities.tolist(), tables, net.space.derived)
 
     def predict(self, codes: Codes) -> Values:
         """Sums (n,) of codes (n, V)."""
@@ -58,8 +56,9 @@ class Sums:
     def to_record(self) -> "SumsRecord":
         """The sums as JSON; `of_record` gives equal sums."""
         tables = tuple(TableFile(columns=columns, values=tuple(v.ravel().tolist())) for columns, v in self.tables)
-        derived = tuple(DerivedFile(columns=each.columns, values=_bits(each.values)) for each in self.derived)
-        return SumsRecord(cardinalities=self.cardinalities, tables=tables, derived=derived)
+        bits = ("".join("01"[int(value)] for value in each.values.ravel()) for each in self.derived)
+        derived = (DerivedFile(columns=one.columns, values=own) for one, own in zip(self.derived, bits, strict=True))
+        return SumsRecord(cardinalities=self.cardinalities, tables=tables, derived=tuple(derived))
 
     @classmethod
     def of_record(cls, file: "SumsRecord") -> Self:
@@ -81,18 +80,6 @@ class Sums:
     def load(cls, path: Path) -> Self:
         """Read a file that `save` wrote. UserError for any other file."""
         return cls.of_record(SumsFile.read(path))
-
-
-def _numbers(term: OperatorTerm, numbers: Mapping[OperatorFeature, float], known: dict[int, Values]) -> Values:
-    """The number of each unique operator, then a 0, to which the position of a skipped operator (-1) points."""
-    operators = term.features.operators
-    if id(operators) not in known:
-        known[id(operators)] = np.asarray([*(numbers[feature] for feature in operators), 0.0])
-    return known[id(operators)]
-
-
-def _bits(values: NDArray[np.bool_]) -> str:
-    return "".join("1" if value else "0" for value in values.ravel())
 
 
 class DerivedFile(Record):
@@ -138,11 +125,15 @@ class SumsRecord(Record):
             raise ValueError(f"{values} values over columns {columns}")
 
 
-class SumsFile(SumsRecord, Stored):
-    """`Sums` in a file."""
+class PredictorFile(Stored):
+    """A file of a predictor."""
 
     STAGE: ClassVar[str] = "predict"
     KIND: ClassVar[str] = "predictor"
+
+
+class SumsFile(SumsRecord, PredictorFile):
+    """`Sums` in a file."""
 
 
 def mac_sums(net: SuperNet) -> Sums:

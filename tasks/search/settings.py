@@ -6,19 +6,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from tasks.base.artifacts import OutsideKey
+from tasks.base.schemas.stored import Strict
 from tasks.evaluation.models import ModelSettings
 
 
-class RefineSettings(BaseModel):
+class RefineSettings(Strict):
     """The number of SubNets that are measured for each budget, and the share of a budget that a winner leaves free.
 
     The SubNets are evaluated and timed with the settings of the predict stage: its images, `measure` and `rounds`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     candidates: int = Field(3, ge=1, le=1000, description="SubNets that are measured for each budget; 1: none")
     rounds: int = Field(12, ge=1, le=1000, description="at most; each measures a part of the candidates and learns")
@@ -33,10 +32,8 @@ OWN = (UNIFORM, RANDOM, MACS, SIBLINGS)
 BaselineName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}$")]
 
 
-class Sibling(BaseModel):
+class Sibling(Strict):
     """A network of timm, trained here from random weights."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     options: dict[str, Any] = Field(default={}, description="further keyword arguments of timm's model")
@@ -66,13 +63,11 @@ def _named(sibling: Any) -> Any:
     return {"name": sibling} if isinstance(sibling, str) else sibling
 
 
-class BaselineSettings(BaseModel):
+class BaselineSettings(Strict):
     """Settings of the baselines; by default there are none.
 
     All are evaluated and timed like the refinement: with the images, `measure` and `rounds` of the predict stage.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     uniform: bool = Field(
         False, description="SubNets with one relative width (and depth) everywhere, at each resolution"
@@ -121,10 +116,8 @@ LatencyBudget = Annotated[PositiveBudget, BeforeValidator(_without_unit)]
 """A latency [ms]."""
 
 
-class WinnerLimits(BaseModel):
+class WinnerLimits(Strict):
     """Limits that every winner keeps besides its latency budget, by prediction; null: no limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     energy_mj: PositiveBudget | None = Field(None, description="of one sample")
     memory_mib: PositiveBudget | None = Field(None, description="parameters and the peak of the activations")
@@ -137,7 +130,7 @@ class WinnerLimits(BaseModel):
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
-class Settings(BaseModel):
+class Settings(Strict):
     """Settings of the search for the best SubNet within a budget.
 
     exact: the optimum over the complete space, within `tolerance` of the budget (`solvers.exact`); for one device without
@@ -145,8 +138,6 @@ class Settings(BaseModel):
     finder), started from a beam; the settings from `population` on are for this method. nsga2: one run of NSGA-II for all
     budgets, with the same settings except `parent_share`, `populations` and `rebalance`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["genetic", "exact", "nsga2"] = "genetic"
     accuracy: Literal["predicted", "measured"] = Field(

@@ -8,6 +8,7 @@ latencies of operators and SubNets on each device.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tasks.data
 from flows.config import AdaptConfig, FlowConfig
@@ -36,7 +37,6 @@ from tasks.base.schemas.predictions import LATENCY_VALIDATION_FILE as LATENCY_FI
 from tasks.base.schemas.predictions import AccuracyValidation, LatencyValidation
 from tasks.base.schemas.stored import StageResult
 from tasks.measuring.lut import LutStore
-from tasks.measuring.lut.entry import TableDifference
 from tasks.measuring.lut.views import diff
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.operations.nightly import DeviceNight, Night, NightTimes, StageNight
@@ -110,7 +110,7 @@ def _why(was: StageNight, stage: StageNight, before: Night, now: Night, moved: s
     yield from reasons or ["content of its inputs"]
 
 
-def table_differences(before: Night, now: Night, around: Surroundings) -> dict[str, TableDifference]:
+def table_differences(before: Night, now: Night, around: Surroundings) -> dict[str, dict[str, Any]]:
     """The look-up tables that were measured again, compared with those of the night before, by device.
 
     around: has the folders of both nights, locally or at a URL.

@@ -20,10 +20,16 @@ StageResult = Mapping[str, Any]
 """The result of a stage as JSON: the content of its `result.json`, mostly by a schema of this package."""
 
 
-class Record(BaseModel):
-    """A part of a file: immutable; unknown fields, NaN and infinity are refused."""
+class Strict(BaseModel):
+    """The base of settings: immutable; unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Record(Strict):
+    """A part of a file; NaN and infinity are refused, too."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     def to_json(self) -> dict[str, Any]:
         """The stored form: without fields that the writer has left out."""

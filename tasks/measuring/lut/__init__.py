@@ -5,19 +5,17 @@ from typing import TYPE_CHECKING
 from importing import public_names
 
 if TYPE_CHECKING:
-    from tasks.measuring.lut.entry import Cache, DeviceKey, Entry, ProfilingMethod, feature_text, now, settings_text
+    from tasks.measuring.lut.entry import DeviceKey, Entry, ProfilingMethod, json_text, now
     from tasks.measuring.lut.table import Lut, LutStore
 else:
     __getattr__ = public_names(__name__, __file__)
 
 __all__ = [
-    "Cache",
     "DeviceKey",
     "Entry",
     "Lut",
     "LutStore",
     "ProfilingMethod",
-    "feature_text",
+    "json_text",
     "now",
-    "settings_text",
 ]

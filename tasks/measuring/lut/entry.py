@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -59,16 +59,6 @@ ABSENT: dict[str, Any] = {
 """Columns that were added later, with their values for older parts."""
 
 
-class DeviceIdentity(TypedDict):
-    """The fields of a `DeviceKey` that distinguish devices."""
-
-    backend: str
-    build: str
-    precision: str
-    threads: int
-    fingerprint: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKey:
     """Everything besides the operator that determines a latency. Entries of two keys are never mixed.
@@ -88,15 +78,9 @@ class DeviceKey:
         """The device's folder in a store."""
         return f"{self.backend}-{self.precision}-{self.threads}t-{digest_of(self.identity())[:12]}"
 
-    def identity(self) -> DeviceIdentity:
+    def identity(self) -> dict[str, Any]:
         """The fields that distinguish devices, as JSON."""
-        return {
-            "backend": self.backend,
-            "build": self.build,
-            "precision": self.precision,
-            "threads": self.threads,
-            "fingerprint": self.fingerprint,
-        }
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,27 +116,30 @@ class Entry:
     energy_mj: float | None = None
 
     def __post_init__(self) -> None:
-        where = f"LUT entry of {self.operator} {self.digest}"
-        _one_of(where, "state", self.state, get_args(State))
-        _one_of(where, "method", self.method, get_args(ProfilingMethod))
-        _one_of(where, "cache", self.cache, (None, *get_args(Cache)))
+        if fault := self._fault():
+            raise ValueError(f"LUT entry of {self.operator} {self.digest}: {fault}")
+
+    def _fault(self) -> str | None:
+        """The first impossible value; None if there is none."""
+        kinds = {"state": get_args(State), "method": get_args(ProfilingMethod), "cache": (None, *get_args(Cache))}
+        for name, allowed in kinds.items():
+            if getattr(self, name) not in allowed:
+                return f"{name} {getattr(self, name)!r}; allowed: {', '.join(map(str, allowed))}"
         if not _is_utc(self.measured_at):
-            raise ValueError(f"{where}: measured_at = {self.measured_at!r}; allowed: UTC in ISO 8601, ending in +00:00")
+            return f"measured_at = {self.measured_at!r}; allowed: UTC in ISO 8601, ending in +00:00"
         if self.energy_mj is not None and self.state != "ok":
-            raise ValueError(f"{where}: a {self.state} entry has no energy")
+            return f"a {self.state} entry has no energy"
         if self.energy_mj is not None and not (math.isfinite(self.energy_mj) and self.energy_mj > 0):
-            raise ValueError(f"{where}: energy_mj = {self.energy_mj}; allowed: a number above 0, or none where unknown")
-        if self.state == "fused" and (self.method != "in situ" or self.p50_ms is not None or self.p90_ms is not None):
-            raise ValueError(f"{where}: a fused entry is from inside networks and has no times")
-        if self.state == "fused":
-            return
-        if self.state == "failed":
-            if not self.reason or self.p50_ms is not None or self.p90_ms is not None:
-                raise ValueError(f"{where}: a failed entry has a reason and no times")
-            return
-        for name, value in (("p50_ms", self.p50_ms), ("p90_ms", self.p90_ms)):
+            return f"energy_mj = {self.energy_mj}; allowed: a number above 0, or none where unknown"
+        timed = self.p50_ms is not None or self.p90_ms is not None
+        if self.state == "fused" and (self.method != "in situ" or timed):
+            return "a fused entry is from inside networks and has no times"
+        if self.state == "failed" and (not self.reason or timed):
+            return "a failed entry has a reason and no times"
+        for name, value in (("p50_ms", self.p50_ms), ("p90_ms", self.p90_ms)) if self.state == "ok" else ():
             if value is None or not math.isfinite(value) or value <= 0:
-                raise ValueError(f"{where}: {name} = {value}; allowed: a number above 0")
+                return f"{name} = {value}; allowed: a number above 0"
+        return None
 
     @property
     def latency_ms(self) -> float | None:
@@ -170,11 +157,6 @@ class Entry:
         return self.digest, self.method, self.settings, self.implementation
 
 
-def _one_of(where: str, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{where}: {name} {value!r}; allowed: {', '.join(map(str, allowed))}")
-
-
 def _is_utc(text: str) -> bool:
     """Whether a text is a UTC time ending in +00:00; with one spelling, texts sort like times."""
     try:
@@ -188,17 +170,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def feature_text(feature: dict[str, Any]) -> str:
-    """The `feature` column: compact JSON."""
-    return _compact(feature)
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """The `settings` column: compact JSON."""
-    return _compact(settings)
-
-
-def _compact(value: Mapping[str, Any]) -> str:
+def json_text(value: Mapping[str, Any]) -> str:
+    """The `feature` or the `settings` column: compact JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -239,96 +212,3 @@ def as_schema(table: pa.Table, where: str) -> pa.Table:
             column = pa.array([ABSENT[name]] * len(table), SCHEMA.field(name).type)
             table = table.append_column(SCHEMA.field(name), column)
     return table.select(SCHEMA.names).cast(SCHEMA)
-
-
-class Failure(TypedDict):
-    """An operator without a time, and the reason."""
-
-    operator: str
-    digest: str
-    reason: str | None
-
-
-class DescribedDevice(DeviceIdentity):
-    """A device with a description of its runtime and processor for people."""
-
-    description: str
-
-
-class LutSummary(TypedDict):
-    """A table in numbers. `methods`, `operators`: entries by method and by type, most first.
-
-    `implementations`: number of operators by chosen implementation, without the runtime's own choice.
-    """
-
-    device: DescribedDevice
-    entries: int
-    ok: int
-    fused: int
-    failed: int
-    noisy: int
-    with_energy: int
-    median_spread: float | None
-    methods: dict[str, int]
-    implementations: dict[str, int]
-    operators: dict[str, int]
-    failures: list[Failure]
-
-
-class EntryCounts(TypedDict):
-    """Numbers of entries. `median_spread`: over successful entries; None if there are none."""
-
-    entries: int
-    ok: int
-    failed: int
-    noisy: int
-    with_energy: int
-    median_spread: float | None
-
-
-class TableListing(DescribedDevice, EntryCounts):
-    """One device and method in a store. `oldest`, `newest`: UTC, ISO 8601. `invalid`: a message for each invalid entry."""
-
-    device: str
-    method: ProfilingMethod
-    batches: list[int]
-    settings: int
-    oldest: str
-    newest: str
-    cost_s: float
-    operators: dict[str, EntryCounts]
-    invalid: list[str]
-    failures: list[Failure]
-
-
-class Extreme(TypedDict):
-    """The operator whose latencies on two devices differ most. `p50_ms`: on both devices."""
-
-    ratio: float
-    operator: str
-    digest: str
-    input_shapes: list[list[int]] | None
-    method: ProfilingMethod
-    p50_ms: list[float]
-
-
-class Ratios(TypedDict):
-    """Latencies on the second device relative to the first, over `shared` operators."""
-
-    shared: int
-    median_ratio: float
-    lowest_ratio: float
-    highest_ratio: float
-    worst: Extreme
-
-
-class TableDifference(TypedDict):
-    """Two tables. `operators`: ratios by type. `only_…`, `failed_…`: numbers of operators by type, on one device alone."""
-
-    devices: list[str]
-    all: Ratios
-    operators: dict[str, Ratios]
-    only_first: dict[str, int]
-    only_second: dict[str, int]
-    failed_first: dict[str, int]
-    failed_second: dict[str, int]

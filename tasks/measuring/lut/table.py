@@ -12,10 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import pyarrow as pa
@@ -30,7 +30,6 @@ from tasks.measuring.lut.entry import (
     SCHEMA,
     DeviceKey,
     Entry,
-    LutSummary,
     ProfilingMethod,
     Row,
     as_schema,
@@ -54,20 +53,12 @@ class DamagedPartError(UserError):
     """A part cannot be read as a Parquet file or does not match its digest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The content of a folder: its files, and their rows in any order."""
-
-    files: tuple[Path, ...] = ()
-    rows: list[Row] = field(default_factory=list)
-
-
-def read(folder: Path) -> Parts:
-    """All parts of `folder`; empty if it does not exist. UserError names a part that cannot be read."""
+def read(folder: Path) -> tuple[tuple[Path, ...], list[Row]]:
+    """All parts of `folder` and their rows; empty if it does not exist. UserError names a part that cannot be read."""
     for _ in range(ATTEMPTS):
         files = _listing(folder)
         try:
-            return Parts(files, [row for file in files for row in _read(file)])
+            return files, [row for file in files for row in _read(file)]
         except FileNotFoundError:
             continue  # compacted meanwhile: the rows are in another part
     raise UserError(f"LUT '{folder}'", f"changed {ATTEMPTS} times while it was read", next_step="try again")
@@ -91,7 +82,9 @@ def write(folder: Path, rows: Iterable[Row], name: str | None = None) -> Path:
     stream = io.BytesIO()
     table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
     parquet.write_table(table, stream, compression="zstd")
-    path = folder / (name or _unique_name(stream.getvalue()))
+    digest = hashlib.sha256(stream.getvalue()).hexdigest()[:16]
+    unique = f"part-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid4().hex[:12]}-sha256.{digest}.parquet"
+    path = folder / (name or unique)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(path, stream.getvalue())
@@ -108,20 +101,18 @@ def compact(folder: Path) -> tuple[int, int]:
     Concurrent readers find every row, in the old parts or in the new part; rows that another process appends meanwhile stay;
     nothing is lost if the process is killed.
     """
-    parts = read(folder)
-    rows = sorted(
-        latest(parts.rows), key=lambda row: (row["digest"], row["method"], row["settings"], row["implementation"])
-    )
-    if len(parts.files) > 1:
+    files, found = read(folder)
+    rows = sorted(latest(found), key=lambda row: (row["digest"], row["method"], row["settings"], row["implementation"]))
+    if len(files) > 1:
         write(folder, rows)
-        for file in parts.files:
+        for file in files:
             file.unlink(missing_ok=True)  # another compaction may have been faster
     oldest = (datetime.now(UTC) - LEFTOVER_AGE).timestamp()
     for leftover in folder.glob(LEFTOVERS):  # written by killed writers
         with suppress(FileNotFoundError):  # a live writer has just renamed it
             if leftover.stat().st_mtime < oldest:
                 leftover.unlink()
-    return len(parts.files), len(rows)
+    return len(files), len(rows)
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
@@ -155,7 +146,7 @@ def _read(part: Path) -> list[Row]:
     try:
         content = part.read_bytes()
         known = DIGEST.search(part.name)
-        if known is not None and known[1] != _digest(content):
+        if known is not None and known[1] != hashlib.sha256(content).hexdigest()[:16]:
             raise OSError("it has another content than it was written with")
         rows: list[Row] = as_schema(parquet.read_table(pa.BufferReader(content)), where).to_pylist()
     except FileNotFoundError:
@@ -164,14 +155,6 @@ def _read(part: Path) -> list[Row]:
         next_step = "remove the file; its operators are then measured again"
         raise DamagedPartError(where, f"cannot be read ({error})", next_step=next_step) from error
     return rows
-
-
-def _unique_name(content: bytes) -> str:
-    return f"part-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid4().hex[:12]}-sha256.{_digest(content)}.parquet"
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _sync(folder: Path) -> None:
@@ -221,7 +204,7 @@ class Lut:
         holds several devices, or a time is not a positive number. With `leave_out_invalid`, an entry without a positive
         time is left out.
         """
-        rows = latest(read(folder).rows)
+        rows = latest(read(folder)[1])
         devices = {device_of(row) for row in rows}
         if device is None:
             if len(devices) != 1:
@@ -230,20 +213,18 @@ class Lut:
         lut = cls(folder, device, methods)
         lut._others = devices - {device}
         wanted = [row for row in rows if device_of(row) == device and row["method"] in methods]
-        lut._load([row for row in wanted if settings is None or row["settings"] in settings], leave_out_invalid)
-        return lut
-
-    def _load(self, rows: Sequence[Row], leave_out_invalid: bool) -> None:
         complaints = []
-        for row in rows:
-            try:
-                self._take(entry_of(row))
-            except ValueError as error:
-                complaints.append(str(error))
+        for row in wanted:
+            if settings is None or row["settings"] in settings:
+                try:
+                    lut._take(entry_of(row))
+                except ValueError as error:
+                    complaints.append(str(error))
         if complaints and not leave_out_invalid:
             more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-            raise UserError(f"LUT '{self.folder}'", f"{complaints[0]}{more}", next_step=MEASURE)
-        self.invalid = tuple(complaints)
+            raise UserError(f"LUT '{folder}'", f"{complaints[0]}{more}", next_step=MEASURE)
+        lut.invalid = tuple(complaints)
+        return lut
 
     def _take(self, entry: Entry) -> None:
         known = self._entries.setdefault(entry.digest, {}).setdefault(entry.method, {})
@@ -333,14 +314,18 @@ class Lut:
             where, got, next_step="autotailor profile … profile.remeasure=[failed] measures what is missing"
         )
 
-    def summary(self) -> LutSummary:
-        """A summary for reports: counts by state, method and operator type, every failure by name, the median spread."""
+    def summary(self) -> dict[str, Any]:
+        """A summary for reports: counts by state, method and operator type, every failure by name, the median spread.
+
+        methods, operators: entries by method and by type, most first. implementations: number of operators by chosen
+        implementation, without the runtime's own choice.
+        """
         entries = self.entries()
         ok = [entry for entry in entries if entry.state == "ok"]
         failed = [entry for entry in entries if entry.state == "failed"]
         spreads = sorted(entry.spread for entry in ok if entry.spread is not None)
         return {
-            "device": {**self.device.identity(), "description": self.device.description},
+            "device": asdict(self.device),
             "entries": len(entries),
             "ok": len(ok),
             "fused": sum(entry.state == "fused" for entry in entries),
@@ -389,7 +374,7 @@ class LutStore:
         if not folders:
             next_step = "autotailor profile … fills one; another is named with store=FOLDER"
             raise UserError(f"LUT store '{self.root}'", "holds no look-up table", next_step=next_step)
-        return latest(row for folder in folders for row in read(folder).rows)
+        return latest(row for folder in folders for row in read(folder)[1])
 
     def compact(self) -> Iterator[tuple[str, int, int]]:
         """Merge the parts of each folder into one; yields (folder name, parts before, remaining rows)."""

@@ -18,12 +18,8 @@ from tasks.base.errors import UserError
 from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.lut.entry import (
     SCHEMA,
-    EntryCounts,
     ProfilingMethod,
-    Ratios,
     Row,
-    TableDifference,
-    TableListing,
     complaint,
     device_of,
 )
@@ -82,8 +78,12 @@ def _name(row: Row) -> str:
     return device_of(row).name
 
 
-def show(rows: Sequence[Row]) -> list[TableListing]:
-    """One listing per device and method: measured operators, times of measurement, failures, noise and cost."""
+def show(rows: Sequence[Row]) -> list[Row]:
+    """One listing per device and method: measured operators, times of measurement, failures, noise and cost.
+
+    oldest, newest: UTC, ISO 8601. operators: counts by type. invalid: a message for each invalid entry. median_spread: over
+    successful entries; None if there are none.
+    """
     groups = _grouped(_current(rows), lambda row: (_name(row), row["method"]))
     settings = _grouped(rows, lambda row: (_name(row), row["method"]))
     return [
@@ -124,7 +124,7 @@ def batch_of(feature: Mapping[str, Any]) -> int | None:
     return int(shape[0]) if first["op"] in SAMPLES_FIRST else None
 
 
-def _counts(entries: Sequence[Row]) -> EntryCounts:
+def _counts(entries: Sequence[Row]) -> Row:
     ok = [row for row in entries if row["state"] == "ok"]
     spreads = [row["spread"] for row in ok if row["spread"] is not None]
     return {
@@ -137,11 +137,11 @@ def _counts(entries: Sequence[Row]) -> EntryCounts:
     }
 
 
-def diff(first: Sequence[Row], second: Sequence[Row]) -> TableDifference:
+def diff(first: Sequence[Row], second: Sequence[Row]) -> Row:
     """Latency of the second device relative to the first, for each operator type; and operators that only one device has.
 
-    The ratio compares p50 of the same operator, measured by the same method. `worst`: the ratio farthest from 1. UserError when
-    no operator succeeded on both devices.
+    The ratio compares p50 of the same operator, measured by the same method. `worst`: the ratio farthest from 1. `only_…`,
+    `failed_…`: numbers of operators by type, on one device alone. UserError when no operator succeeded on both devices.
     """
     a, b = ({(row["digest"], row["method"]): row for row in _current(rows)} for rows in (first, second))
     shared = [(a[key], b[key]) for key in a if key in b]
@@ -160,7 +160,7 @@ def diff(first: Sequence[Row], second: Sequence[Row]) -> TableDifference:
     }
 
 
-def _ratios(pairs: Sequence[tuple[Row, Row]]) -> Ratios:
+def _ratios(pairs: Sequence[tuple[Row, Row]]) -> Row:
     ratios = [y["p50_ms"] / x["p50_ms"] for x, y in pairs]
     worst = max(range(len(pairs)), key=lambda index: abs(math.log(ratios[index])))
     x, y = pairs[worst]
@@ -186,17 +186,8 @@ def _types(rows: Iterable[Row]) -> dict[str, int]:
 
 def export(rows: Sequence[Row], file: Path) -> None:
     """Write all columns as CSV, one line per entry. UserError when the file cannot be written."""
-    ordered = sorted(
-        rows,
-        key=lambda row: (
-            _name(row),
-            row["operator"],
-            row["digest"],
-            row["method"],
-            row["settings"],
-            row["implementation"],
-        ),
-    )
+    order = ("operator", "digest", "method", "settings", "implementation")
+    ordered = sorted(rows, key=lambda row: (_name(row), *(row[name] for name in order)))
     stream = io.BytesIO()
     csv.write_csv(pa.Table.from_pylist(ordered, schema=SCHEMA), stream)
     try:
@@ -210,19 +201,14 @@ def _current(rows: Iterable[Row]) -> list[Row]:
     latest: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in sorted(rows, key=lambda row: str(row["measured_at"])):
         latest.setdefault((device_of(row), row["digest"], row["method"]), {})[row["implementation"]] = row
-    return [_chosen(list(found.values())) for found in latest.values()]
-
-
-def _chosen(rows: Sequence[Row]) -> Row:
-    """The row of the chosen implementation among the rows of one operator."""
-    timed = [
-        TimedImplementation(row["implementation"], _latency_ms(row), row["spread"] or 0.0, row["n"]) for row in rows
-    ]
-    return rows[position_of_chosen(timed)]
-
-
-def _latency_ms(row: Row) -> float | None:
-    return 0.0 if row["state"] == "fused" else row["p50_ms"]
+    chosen = []
+    for rows in (list(found.values()) for found in latest.values()):
+        timed = []
+        for row in rows:
+            latency_ms = 0.0 if row["state"] == "fused" else row["p50_ms"]
+            timed.append(TimedImplementation(row["implementation"], latency_ms, row["spread"] or 0.0, row["n"]))
+        chosen.append(rows[position_of_chosen(timed)])
+    return chosen
 
 
 def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

@@ -13,7 +13,10 @@ ENGINE_FILE = "engine.json"
 
 
 class Gain(Record):
-    """Time with an engine over time with another: the geometric mean over SubNets, and its 95 % interval, if known."""
+    """Time with an engine over time with another: the geometric mean over SubNets, and its 95 % interval, if known.
+
+    pairs: number of timed pairs.
+    """
 
     ratio: float
     low: float | None

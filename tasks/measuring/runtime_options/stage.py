@@ -10,7 +10,7 @@ again with the new engine, since the gain of one option may depend on another. T
 enough.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,22 +25,17 @@ from tailor_ir import SuperNet
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.stored import StageResult
-from tasks.evaluation.conversion import ConversionError, onnx_of
-from tasks.evaluation.executorch.programs import subnet_jobs
-from tasks.evaluation.ncnn.conversion import convert
-from tasks.evaluation.quantise.qdq import timed_onnx
-from tasks.measuring.jobs import ncnn_job, onnx_job
+from tasks.evaluation.conversion import ConversionError
 from tasks.measuring.runtime_options.settings import (
     ENGINE_FILE,
     ChosenEngine,
-    Gain,
     LeftOut,
     Settings,
     TimedSubNet,
     TriedChoice,
 )
 from tasks.measuring.runtime_options.timing import LEAST_ROUNDS, Comparison, EngineTimer, compare, step_of
-from tasks.measuring.subnets import LeasedDevice, validation_configs
+from tasks.measuring.subnets import LeasedDevice, Subject, jobs_of, validation_configs
 
 SLOWER = 0.1
 """A choice that costs more than this share of the time in the first round is not timed again."""
@@ -49,11 +44,6 @@ Choice = tuple[str, str]
 """An option and one of its choices."""
 WHOLE: Choice = ("", "")
 """Placeholder instead of a choice, for an engine that differs in more than one choice."""
-
-
-def gain_of(comparison: Comparison) -> Gain:
-    """The stored form of a comparison."""
-    return Gain(ratio=comparison.ratio, low=comparison.low, high=comparison.high, pairs=comparison.pairs)
 
 
 @dataclass(slots=True)
@@ -126,14 +116,10 @@ class Descent:
             elif reasons[choice] is None:
                 reasons[choice] = self.difference(others[choice])
                 kept = choice if reasons[choice] is None else None
-        for (option, name), comparison in found.items():
+        for choice, comparison in found.items():
             self.tried.append(
                 TriedChoice(
-                    option=option,
-                    choice=name,
-                    beside=base.choices,
-                    gain=gain_of(comparison),
-                    reason=reasons[option, name],
+                    option=choice[0], choice=choice[1], beside=base.choices, gain=comparison, reason=reasons[choice]
                 )
             )
         return kept
@@ -152,7 +138,10 @@ class Descent:
             for choice, engine in tuple(left.items()):
                 for digest, value in pairs.log_ratios[engine.text].items():
                     log_ratios[choice].setdefault(digest, []).append(value)
-                if reason := self._failure(pairs.failures.get(engine.text), log_ratios[choice]):
+                reason = pairs.failures.get(engine.text)
+                if reason is None and not log_ratios[choice]:
+                    reason = "the engine beside it has no time"
+                if reason:
                     self.left_out.append(LeftOut(option=choice[0], choice=choice[1], reason=reason))
                     found.pop(choice, None)
                     del left[choice]
@@ -164,11 +153,6 @@ class Descent:
             reason = f"{self.settings.limit_s:g} s were over"
             self.left_out.append(LeftOut(option=option, choice=name, reason=reason))
         return found
-
-    def _failure(self, reason: str | None, log_ratios: Mapping[str, Sequence[float]]) -> str | None:
-        if reason is None and not log_ratios:
-            return "the engine beside it has no time"
-        return reason
 
     def _decided(self, comparison: Comparison, number: int) -> bool:
         """Whether further rounds could not change the decision."""
@@ -266,7 +250,7 @@ def run(
         _file(device.name, found, chosen, fixed)
         .model_copy(
             update={
-                "gain": None if gain is None else gain_of(gain),
+                "gain": gain,
                 "tried": tuple(descent.tried),
                 "left_out": tuple(descent.left_out),
                 "subnets": tuple(_timed(maker.kinds, timer, chosen)),
@@ -341,43 +325,27 @@ class ModelsOfSubNets:
         names = (*KINDS, *["random"] * len(configs))
         self._configs = {net.space.digest(config): config for config in configs}
         self.kinds = dict(zip(self._configs, names, strict=False))
-        self._converted: dict[str, ModelJob] = {}
 
     def timed(self) -> tuple[dict[str, ModelJob], dict[str, str]]:
         """Jobs by digest, the largest SubNet's first; and the reasons of failed conversions, by digest."""
-        jobs: dict[str, ModelJob] = {}
-        failed: dict[str, str] = {}
-        for digest in self._configs:
-            try:
-                jobs[digest] = self._job(digest, weights=False)
-            except ConversionError as error:
-                failed[digest] = str(error)
-        return jobs, failed
+        outcomes = self._outcomes(self._configs, weights=False)
+        jobs = {digest: job for digest, job in outcomes.items() if isinstance(job, ModelJob)}
+        return jobs, {digest: reason for digest, reason in outcomes.items() if isinstance(reason, str)}
 
     def whole(self, digests: Sequence[str]) -> list[CheckedModel]:
-        """The largest and the smallest of these SubNets with their weights, unless the model is too large for the device."""
-        ends = {digests[0], *(one for one in digests if self.kinds[one] == "smallest")} if digests else set[str]()
-        jobs = {digest: self._job(digest, weights=True) for digest in sorted(ends)}
-        return [
-            CheckedModel(job, partial(self._net.sample_inputs, self._configs[digest]))
-            for digest, job in jobs.items()
-            if max(map(len, job.files)) <= self._device.max_model_mib * MIB
-        ]
+        """The largest and the smallest of these SubNets with their weights, unless the model is too large for the device.
 
-    def _job(self, digest: str, *, weights: bool) -> ModelJob:
-        config = self._configs[digest]
-        if "onnx" in self._device.formats:
-            model = timed_onnx(self._net, config, self._device.precision, weights=weights)
-            return onnx_job(digest, model, self._net.batch)
-        if "executorch" in self._device.formats:
-            program = subnet_jobs({digest: (self._net, config)}, self._settings.limits)[digest]
-            if isinstance(program, ConversionError):
-                raise program
-            return program
-        job = self._converted.get(digest)
-        if job is None:
-            model = onnx_of(self._net, config)
-            job = ncnn_job(digest, model, convert(model, self._settings.limits))
-            if self.kinds[digest] in KINDS:
-                self._converted[digest] = job
-        return job if weights else replace(job, files=job.files[:1])
+        ConversionError if one cannot be converted.
+        """
+        ends = {digests[0], *(one for one in digests if self.kinds[one] == "smallest")} if digests else set[str]()
+        models = []
+        for digest, job in self._outcomes(sorted(ends), weights=True).items():
+            if isinstance(job, str):
+                raise ConversionError(job)
+            if max(map(len, job.files)) <= self._device.max_model_mib * MIB:
+                models.append(CheckedModel(job, partial(self._net.sample_inputs, self._configs[digest])))
+        return models
+
+    def _outcomes(self, digests: Iterable[str], *, weights: bool) -> dict[str, ModelJob | str]:
+        subjects = [Subject(digest, self._net, self._configs[digest]) for digest in digests]
+        return jobs_of(subjects, self._device, self._settings.limits, weights=weights)

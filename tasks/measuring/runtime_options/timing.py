@@ -20,6 +20,7 @@ from solvers.tables import Values
 from tasks.base.artifacts import append_line, read_lines
 from tasks.base.progress import Bar
 from tasks.base.schemas.stored import Record
+from tasks.measuring.runtime_options.settings import Gain
 
 DRAWS = 1000
 INTERVAL = (0.025, 0.975)
@@ -27,18 +28,10 @@ LEAST_ROUNDS = 3
 """Smallest number of rounds from which the noise can be estimated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """ratio: time with a choice over time without it, the geometric mean over the SubNets. pairs: number of timed pairs.
+class Comparison(Gain):
+    """Time with a choice over time without it. largest: the ratio of the largest SubNet."""
 
-    low, high: the ratio's 95 % interval; None with too few rounds. largest: the ratio of the largest SubNet.
-    """
-
-    ratio: float
-    low: float | None
-    high: float | None
     largest: float
-    pairs: int
 
     def slower(self, share: float) -> bool:
         """Whether the choice costs more than this share of the time, judged by the interval's lower end if it is known."""

@@ -1,6 +1,6 @@
-"""Bundles that devices fetch: files by their sha256, so that no name from the network touches a path.
+"""Devices of a registry, enrolled by tokens that can be used once, and the bundles that they fetch.
 
-Devices of a registry: enrolment by tokens that can be used once, and the device that a token belongs to.
+Files of bundles are requested by their sha256, so that no name from the network touches a path.
 """
 
 import hashlib
@@ -48,9 +48,14 @@ class BundleStore:
         stated = signed.read_text(encoding="utf-8").strip() if signed.exists() else None
         if stated is not None and not DIGEST.fullmatch(stated):
             raise UserError(str(signed), "is no signature", next_step="sign the bundle again, or remove the file")
+        of_bundle = bundles.c.digest == opened.digest
         with registry.writing() as connection:
             one_at_a_time(connection)
-            _put_row(connection, opened.digest, name, stated)
+            if connection.execute(select(bundles.c.digest).where(of_bundle)).first() is None:
+                row = {"digest": opened.digest, "name": name, "signature": stated, "added_s": time.time()}
+                connection.execute(insert(bundles).values(row))
+            elif stated is not None:
+                connection.execute(update(bundles).where(of_bundle).values(signature=stated))
         return opened.digest
 
     def path(self, digest: str) -> Path | None:
@@ -73,16 +78,6 @@ class BundleStore:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _put_row(connection: Connection, digest: str, name: str, signature: str | None) -> None:
-    """Insert the bundle; if it exists, update its signature when one is given."""
-    of_bundle = bundles.c.digest == digest
-    if connection.execute(select(bundles.c.digest).where(of_bundle)).first() is None:
-        row = {"digest": digest, "name": name, "signature": signature, "added_s": time.time()}
-        connection.execute(insert(bundles).values(row))
-    elif signature is not None:
-        connection.execute(update(bundles).where(of_bundle).values(signature=signature))
 
 
 def signature_of(connection: Connection, digest: str) -> str | None:
@@ -173,19 +168,9 @@ def enrol(connection: Connection, token: str, asked: EnrolAsked) -> Enrolled:
     ).scalar_one_or_none()
     if used is None:
         raise EnrolmentRefused
-    connection.execute(
-        insert(devices).values(
-            id=device,
-            token_hash=hashed(own),
-            name=asked.name,
-            kind=asked.kind,
-            fingerprint=asked.fingerprint,
-            owner=used,
-            enrolled_s=now_s,
-            seen_s=now_s,
-            sequence=0,
-        )
-    )
+    described = asked.model_dump(include={"name", "kind", "fingerprint"})
+    row = {"id": device, "token_hash": hashed(own), **described, "owner": used, "sequence": 0}
+    connection.execute(insert(devices).values(row | {"enrolled_s": now_s, "seen_s": now_s}))
     return Enrolled(device=device, token=own)
 
 

@@ -1,12 +1,8 @@
 """Devices of one kind share one look-up table: each measures a few operators, which also reveal outliers.
 
-Requests to devices through a fleet's relay. A misbehaving device costs its own time limit and nothing else.
-
-The assignment of operators to devices: drawn at random, so that no device knows by which operators it is judged.
-
-Whether a device is like its kind: randomly drawn operators are compared with the times of the other devices.
-
-The tables of a fleet: one for each kind of devices, whose devices share its measurements and check each other.
+Operators are assigned to devices at random, so that no device knows by which operators it is judged; its times are
+compared with those of the other devices. Devices are reached through a fleet's relay; a misbehaving device costs its
+own time limit and nothing else.
 """
 
 import math
@@ -22,10 +18,9 @@ import numpy as np
 
 from profiling_agents.client import AgentClient, ModelJob
 from profiling_agents.messages import AgentError, Capabilities, Format, Measurement
-from tailor_ir import OperatorFeature
 from tasks.base.progress import Progress
 from tasks.measuring import profile
-from tasks.measuring.lut import Entry, Lut, feature_text, now
+from tasks.measuring.lut import Entry, Lut
 from tasks.operations.fleet.settings import FleetProfileSettings
 
 ALONE = profile.Settings(method="alone")
@@ -251,8 +246,8 @@ class _Kind:
         self._access, self._operators, self._settings = access, operators, settings
         self._missing = list(profile.unknown(ALONE, table, operators))
         missing = set(self._missing)
-        entries = ((digest, table.get(digest)) for digest in operators if digest not in missing)
-        self._known = {digest: one.p50_ms for digest, one in entries if one is not None and one.p50_ms is not None}
+        entries = {digest: table.get(digest) for digest in operators if digest not in missing}
+        self._known = {digest: one.p50_ms for digest, one in entries.items() if one and one.p50_ms is not None}
         self._jobs: dict[str, ModelJob] = {}
         self._unmade: dict[str, Measurement] = {}
         self._votes: dict[str, dict[str, Measurement]] = {}
@@ -270,16 +265,18 @@ class _Kind:
         for _ in range(ROUNDS):
             if not (thin := self._thin()):
                 break
-            voted = {operator: set(self._votes.get(operator, ())) for operator in thin}
-            answers = self._ask(deal_again(thin, voted, self._trusted(), rng), progress)
-            self._note_failed(answers)
+            self._note_failed(self._ask(deal_again(thin, self._votes, self._trusted(), rng), progress))
         entries = list(self._entries())
         self._table.append(entries)
-        there = sum(self._table.get(digest) is not None for digest in self._operators)
-        verdicts = tuple(self._verdicts[one] for one in self._devices)
-        spent_s = time.perf_counter() - start_s
-        device = self._table.device
-        return ProfiledKind(device.name, device.description, verdicts, there, len(entries), self._count, spent_s)
+        return ProfiledKind(
+            table=self._table.device.name,
+            description=self._table.device.description,
+            verdicts=tuple(self._verdicts[one] for one in self._devices),
+            operators=sum(self._table.get(digest) is not None for digest in self._operators),
+            measured=len(entries),
+            measurements=self._count,
+            wall_s=time.perf_counter() - start_s,
+        )
 
     def _others(self, device: str, rng: np.random.Generator) -> list[str]:
         """Operators for a second check: preferably ones that the device has not measured yet."""
@@ -346,15 +343,4 @@ class _Kind:
         for operator in self._missing:
             vote = self._unmade.get(operator) or middle(self._counted(operator))
             if vote is not None:
-                yield self._entry(self._operators[operator], vote)
-
-    def _entry(self, feature: OperatorFeature, vote: Measurement) -> Entry:
-        return Entry(
-            digest=feature.digest,
-            operator=feature.operator,
-            feature=feature_text(feature.to_json()),
-            settings=ALONE.measured_with("alone"),
-            cache=ALONE.measure.cache,
-            measured_at=now(),
-            **vote.model_dump(include=profile.MEASURED),
-        )
+                yield profile.entry_alone(self._operators[operator], vote, ALONE)

@@ -180,15 +180,15 @@ class Registry:
         try:
             engine = create_engine(url, pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
-                _make_folder(engine)
+                if (file := engine.url.database) and file != ":memory:":
+                    Path(file).parent.mkdir(parents=True, exist_ok=True)
                 event.listen(engine, "connect", _open_sqlite)
                 event.listen(engine, "begin", _begin_sqlite)
             with engine.begin() as connection:
                 found_s = _windows_of(connection, where, window_s)
         except ModuleNotFoundError as error:
-            raise UserError(
-                where, f"its driver '{error.name}' is missing", next_step=f"pip install {error.name}"
-            ) from error
+            got = f"its driver '{error.name}' is missing"
+            raise UserError(where, got, next_step=f"pip install {error.name}") from error
         except NoSuchModuleError as error:
             raise UserError(where, shortened(error), allowed=ADDRESSES) from error
         except ArgumentError as error:
@@ -226,12 +226,6 @@ def one_at_a_time(connection: Connection) -> None:
     anyway.
     """
     connection.execute(select(schema.c.version).with_for_update())
-
-
-def _make_folder(engine: Engine) -> None:
-    file = engine.url.database
-    if file and file != ":memory:":
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _begin_sqlite(connection: Connection) -> None:

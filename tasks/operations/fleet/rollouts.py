@@ -1,10 +1,8 @@
-"""Telemetry of devices: filed under the window in which it arrived, since clocks of devices may be wrong.
+"""Roll-outs of a registry: begun by a person, advanced by telemetry, window by window.
 
-Legend: N devices, W windows.
+Telemetry is filed under the window in which it arrived, since clocks of devices may be wrong.
 
-Roll-outs of a registry: begun by a person, advanced by telemetry, window by window.
-
-Legend: N devices that the stage compares.
+Legend: N devices that the stage compares, W windows.
 """
 
 import hashlib
@@ -16,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, RowMapping, insert, select, update
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from adaptive_runtime.fleet import RequestSums, Telemetry
 from tasks.base.errors import UserError
@@ -78,10 +75,9 @@ def _add(connection: Connection, device: str, told: Telemetry, window: int) -> N
     known = connection.execute(asked).scalar_one_or_none()  # devices cannot create rows under names of their own
     key: dict[str, str | int] = {"device": device, "window": window, "bundle": known or ""}
     sums = told.sums.model_dump()
-    added = connection.execute(
-        update(telemetry).where(*_is(key)).values({name: telemetry.c[name] + value for name, value in sums.items()})
-    )
-    if added.rowcount == 0:
+    is_row = [telemetry.c[name] == value for name, value in key.items()]
+    sums_with = {name: telemetry.c[name] + value for name, value in sums.items()}
+    if connection.execute(update(telemetry).where(*is_row).values(sums_with)).rowcount == 0:
         connection.execute(insert(telemetry).values(key | sums))
 
 
@@ -93,14 +89,11 @@ def windows_of(
     sums_NWF = np.zeros((len(names), count, len(FIELDS)))
     heard_NW = np.zeros((len(names), count), dtype=bool)
     bundle_N = np.zeros(len(names))
-    columns = [telemetry.c[name] for name in ("device", "window", "bundle", *FIELDS)]
+    asked = select(*(telemetry.c[name] for name in ("device", "window", "bundle", *FIELDS)))
+    asked = asked.where(telemetry.c.window >= first, telemetry.c.window < first + count)
     for start in range(0, len(names), AT_ONCE):
-        asked = select(*columns).where(
-            telemetry.c.device.in_(names[start : start + AT_ONCE]),
-            telemetry.c.window >= first,
-            telemetry.c.window < first + count,
-        )
-        for device, window, by, *values in connection.execute(asked):
+        some = asked.where(telemetry.c.device.in_(names[start : start + AT_ONCE]))
+        for device, window, by, *values in connection.execute(some):
             place = places[device]
             sums_NWF[place, window - first] += values
             heard_NW[place, window - first] = True
@@ -111,10 +104,6 @@ def windows_of(
 def heard_since(connection: Connection, window: int) -> set[str]:
     """Devices that have reported something in this window or later."""
     return set(connection.execute(select(telemetry.c.device).where(telemetry.c.window >= window).distinct()).scalars())
-
-
-def _is(key: dict[str, str | int]) -> list[ColumnElement[bool]]:
-    return [telemetry.c[name] == value for name, value in key.items()]
 
 
 OPEN = ("running", "asking")
@@ -143,14 +132,9 @@ def begin(
     """
     one_at_a_time(connection)
     if connection.execute(select(bundles.c.digest).where(bundles.c.digest == bundle)).first() is None:
-        raise UserError(
-            "fleet rollout", f"'{bundle}' is no bundle here", next_step="add it: autotailor fleet add FOLDER"
-        )
-    open_ = connection.execute(select(rollouts.c.id).where(rollouts.c.state.in_(OPEN))).scalars().first()
-    if open_ is not None:
-        raise UserError(
-            "fleet rollout", f"roll-out {open_} is not over", next_step=f"autotailor fleet halt {open_} ends it"
-        )
+        next_step = "add it: autotailor fleet add FOLDER"
+        raise UserError("fleet rollout", f"'{bundle}' is no bundle here", next_step=next_step)
+    _refuse_open(connection, "fleet rollout")
     window = int(now_s // window_s)
     rows = _taking_part(connection, kinds, heard_since(connection, window - settings.windows_before))
     least = (len(settings.stages) + 1) * settings.least_devices
@@ -174,6 +158,21 @@ def begin(
     return rollout
 
 
+def _refuse_open(connection: Connection, where: str, but: int = -1) -> None:
+    """UserError if a roll-out besides number `but` is not over."""
+    open_ = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN), rollouts.c.id != but)
+    if (other := connection.execute(open_).scalars().first()) is not None:
+        raise UserError(where, f"roll-out {other} is not over", next_step=f"autotailor fleet halt {other} ends it")
+
+
+def _row(connection: Connection, rollout: int) -> RowMapping:
+    return connection.execute(select(rollouts).where(rollouts.c.id == rollout)).mappings().one()
+
+
+def _change(connection: Connection, rollout: int, **values: Any) -> None:
+    connection.execute(update(rollouts).where(rollouts.c.id == rollout).values(values))
+
+
 def _taking_part(connection: Connection, kinds: Sequence[str], heard: set[str]) -> list[dict[str, Any]]:
     """Rows of the devices in `heard` whose kind is in `kinds`; if `kinds` is empty, of any kind."""
     columns = (devices.c.id, devices.c.kind, devices.c.assigned)
@@ -193,7 +192,7 @@ def advance(connection: Connection, now_s: float, window_s: float) -> dict[int, 
     for row in connection.execute(select(rollouts).where(rollouts.c.state == "running")).mappings().all():
         if last > row["looked_window"]:
             found[row["id"]] = _look(connection, row, last, now_s)
-            connection.execute(update(rollouts).where(rollouts.c.id == row["id"]).values(looked_window=last))
+            _change(connection, row["id"], looked_window=last)
     return found
 
 
@@ -232,9 +231,8 @@ def _record(connection: Connection, row: RowMapping, settings: RolloutSettings, 
 
 
 def _start_stage(connection: Connection, rollout: int, stage: int, now_s: float, window: int) -> None:
-    row = connection.execute(select(rollouts).where(rollouts.c.id == rollout)).mappings().one()
+    row, columns = _row(connection, rollout), rollout_devices.c
     settings = RolloutSettings.model_validate_json(row["settings"])
-    columns = rollout_devices.c
     asked = select(columns.device, columns.kind, columns.stage).where(columns.rollout == rollout)
     found = connection.execute(asked.order_by(columns.place)).all()
     taken_F = np.array([one.stage is not None for one in found])
@@ -246,19 +244,18 @@ def _start_stage(connection: Connection, rollout: int, stage: int, now_s: float,
     _mark(connection, rollout, plan.added.tolist(), {"stage": stage})
     given = select(columns.device).where(is_of, columns.stage == stage)
     connection.execute(update(devices).where(devices.c.id.in_(given)).values(assigned=row["bundle"]))
-    values = {"stage": stage, "stage_window": window, "looked_window": window, "state": "running"}
-    connection.execute(update(rollouts).where(rollouts.c.id == rollout).values(values))
+    _change(connection, rollout, stage=stage, stage_window=window, looked_window=window, state="running")
     _tell(connection, rollout, "stage", f"{len(plan.added)} of {len(found)} devices more get the bundle", now_s)
 
 
 def _mark(connection: Connection, rollout: int, places: Sequence[int], values: dict[str, Any]) -> None:
-    for start in range(0, len(places), 500):
-        some = rollout_devices.c.place.in_(places[start : start + 500])
+    for start in range(0, len(places), AT_ONCE):
+        some = rollout_devices.c.place.in_(places[start : start + AT_ONCE])
         connection.execute(update(rollout_devices).where(rollout_devices.c.rollout == rollout, some).values(values))
 
 
 def _go_on(connection: Connection, rollout: int, reason: str, now_s: float, window: int) -> None:
-    row = connection.execute(select(rollouts).where(rollouts.c.id == rollout)).mappings().one()
+    row = _row(connection, rollout)
     _tell(connection, rollout, "go on", reason, now_s)
     if row["stage"] + 1 < len(RolloutSettings.model_validate_json(row["settings"]).stages):
         _start_stage(connection, rollout, row["stage"] + 1, now_s, window)
@@ -280,10 +277,8 @@ def _go_on(connection: Connection, rollout: int, reason: str, now_s: float, wind
 
 def _roll_back(connection: Connection, rollout: int, reason: str, now_s: float) -> None:
     """Reassign all devices of the roll-out to their bundles from before; later assignments by other roll-outs stay."""
-    bundle = connection.execute(select(rollouts.c.bundle).where(rollouts.c.id == rollout)).scalar_one()
-    asked = select(rollout_devices.c.device, rollout_devices.c.before).where(
-        rollout_devices.c.rollout == rollout, rollout_devices.c.stage.is_not(None)
-    )
+    bundle, columns = _row(connection, rollout)["bundle"], rollout_devices.c
+    asked = select(columns.device, columns.before).where(columns.rollout == rollout, columns.stage.is_not(None))
     for device, before in connection.execute(asked).all():
         is_of = (devices.c.id == device) & (devices.c.assigned == bundle)
         connection.execute(update(devices).where(is_of).values(assigned=before))
@@ -294,8 +289,8 @@ def _tell(
     connection: Connection, rollout: int, action: str, reason: str, now_s: float, state: str | None = None
 ) -> None:
     if state is not None:
-        connection.execute(update(rollouts).where(rollouts.c.id == rollout).values(state=state))
-    stage = connection.execute(select(rollouts.c.stage).where(rollouts.c.id == rollout)).scalar_one()
+        _change(connection, rollout, state=state)
+    stage = _row(connection, rollout)["stage"]
     values = {"rollout": rollout, "at_s": now_s, "stage": stage, "action": action, "reason": reason}
     connection.execute(insert(rollout_events).values(values))
 
@@ -306,11 +301,7 @@ def stop(connection: Connection, rollout: int) -> None:
     state = _state(connection, rollout)
     if state == "halted":
         raise UserError("fleet halt", f"roll-out {rollout} is halted already", next_step=LIST)
-    open_ = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN), rollouts.c.id != rollout)
-    if (other := connection.execute(open_).scalars().first()) is not None:
-        raise UserError(
-            "fleet halt", f"roll-out {other} is not over", next_step=f"autotailor fleet halt {other} ends it"
-        )
+    _refuse_open(connection, "fleet halt", rollout)
     _roll_back(connection, rollout, "halted by hand", time.time())
 
 
@@ -332,23 +323,12 @@ def _state(connection: Connection, rollout: int) -> str:
 
 def list_rollouts(connection: Connection) -> list[RolloutRow]:
     """All roll-outs, the latest last."""
-    rows = []
-    for row in connection.execute(select(rollouts).order_by(rollouts.c.id)).mappings().all():
-        stages = connection.execute(
-            select(rollout_devices.c.stage).where(rollout_devices.c.rollout == row["id"])
-        ).scalars()
-        taken = [stage is not None for stage in stages]
-        events = select(rollout_events.c.reason).where(rollout_events.c.rollout == row["id"])
-        reason = connection.execute(events.order_by(rollout_events.c.id.desc())).scalars().first()
-        rows.append(
-            RolloutRow(
-                id=row["id"],
-                bundle=row["bundle"],
-                state=row["state"],
-                stage=row["stage"],
-                devices=len(taken),
-                reached=sum(taken),
-                reason=reason or "",
-            )
-        )
+    rows, own, events = [], rollout_devices.c, rollout_events.c
+    columns = (rollouts.c.id, rollouts.c.bundle, rollouts.c.state, rollouts.c.stage)
+    for row in connection.execute(select(*columns).order_by(rollouts.c.id)).mappings().all():
+        counts = select(func.count(), func.count(own.stage)).where(own.rollout == row["id"])
+        known, reached = connection.execute(counts).one()
+        told = select(events.reason).where(events.rollout == row["id"]).order_by(events.id.desc())
+        reason = connection.execute(told).scalars().first() or ""
+        rows.append(RolloutRow(**row, devices=known, reached=reached, reason=reason))
     return rows

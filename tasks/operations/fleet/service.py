@@ -12,15 +12,15 @@ http://HOST:PORT/devices/DEVICE is the address of an agent.
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from pydantic import ValidationError
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -76,22 +76,26 @@ def unchecked(error: SQLAlchemyError) -> UncheckedTokenError:
     return UncheckedTokenError(line, AWAY_RETRY_S)
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
-    return refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")
+Handler = Callable[[Request, Any], Awaitable[Response]]
 
 
-async def _unchecked(request: Request, error: UncheckedTokenError) -> Response:
+def _refused(answer: Callable[[Any], Response]) -> Handler:
+    """A handler of errors. answer: the response to an error."""
+
+    async def handler(_request: Request, error: Any) -> Response:
+        return answer(error)
+
+    return handler
+
+
+def _away(error: UncheckedTokenError) -> Response:
     return refusal(503, str(error), retry_after_s=error.retry_after_s)
 
 
-async def _database(request: Request, error: SQLAlchemyError) -> Response:
-    return await _unchecked(request, unchecked(error))
-
-
-CALLER_REFUSALS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
-    UnknownTokenError: _unknown,
-    UncheckedTokenError: _unchecked,
-    SQLAlchemyError: _database,
+CALLER_REFUSALS: dict[Any, Handler] = {
+    UnknownTokenError: _refused(lambda _: refusal(401, "missing or wrong token; send 'Authorization: Bearer TOKEN'")),
+    UncheckedTokenError: _refused(_away),
+    SQLAlchemyError: _refused(lambda error: _away(unchecked(error))),
 }
 
 
@@ -108,32 +112,28 @@ def registry_metrics(registry: Registry) -> Iterator[Metric]:
         by_kind = [(str(kind), known, lately) for kind, known, lately in rows]
         count = connection.execute(select(func.count()).select_from(bundles)).scalar_one()
         rollouts = list_rollouts(connection)
-    known = GaugeMetricFamily(f"{PREFIX}devices", "Devices that have enrolled, by kind.", labels=["kind"])
-    lately = GaugeMetricFamily(
-        f"{PREFIX}pulled_devices", "Devices that have pulled in the last window.", labels=["kind"]
-    )
-    for kind, all_of_kind, pulled in by_kind:
-        known.add_metric([kind], all_of_kind)
-        lately.add_metric([kind], pulled)
-    yield known
-    yield lately
+    known, lately = {kind: known for kind, known, _ in by_kind}, {kind: lately for kind, _, lately in by_kind}
+    states = {
+        state: sum(row.state == state for row in rollouts) for state in ("running", "asking", "halted", "complete")
+    }
+    reached = {"reached": rollouts[-1].reached, "all": rollouts[-1].devices} if rollouts else {}
+    yield _gauge("devices", "Devices that have enrolled, by kind.", "kind", known)
+    yield _gauge("pulled_devices", "Devices that have pulled in the last window.", "kind", lately)
     yield GaugeMetricFamily(f"{PREFIX}bundles", "Bundles that the registry has.", value=count)
-    states = GaugeMetricFamily(f"{PREFIX}rollouts", "Roll-outs by state.", labels=["state"])
-    for state in ("running", "asking", "halted", "complete"):
-        states.add_metric([state], sum(row.state == state for row in rollouts))
-    yield states
-    reached = GaugeMetricFamily(
-        f"{PREFIX}rollout_devices", "Devices that the latest roll-out has reached.", labels=["of"]
-    )
-    for row in rollouts[-1:]:
-        reached.add_metric(["reached"], row.reached)
-        reached.add_metric(["all"], row.devices)
-    yield reached
+    yield _gauge("rollouts", "Roll-outs by state.", "state", states)
+    yield _gauge("rollout_devices", "Devices that the latest roll-out has reached.", "of", reached)
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
+    """A metric with one value for each value of its label."""
+    found = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=[label])
+    for key, value in values.items():
+        found.add_metric([key], value)
+    return found
 
 
 READERS = 4
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -141,16 +141,29 @@ class RegistryThreads:
     """Threads of one service: some that read, and as many writers as the database takes at once."""
 
     def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self._readers = ThreadPoolExecutor(READERS, "registry-reader")
         self._writers = ThreadPoolExecutor(registry.writers, "registry-writer")
 
-    async def read(self, asked: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a function that reads."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(asked, *args, **kwargs))
+    async def read(self, asked: Callable[[Connection], T]) -> T:
+        """The result of a function that reads, in a transaction of its own."""
+        return await self._result(self._readers, self._registry.reading, asked)
 
-    async def write(self, asked: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a function that writes."""
-        return await asyncio.get_running_loop().run_in_executor(self._writers, partial(asked, *args, **kwargs))
+    async def write(self, asked: Callable[[Connection], T]) -> T:
+        """The result of a function that writes, in a transaction of its own."""
+        return await self._result(self._writers, self._registry.writing, asked)
+
+    async def _result(
+        self,
+        threads: ThreadPoolExecutor,
+        transaction: Callable[[], AbstractContextManager[Connection]],
+        asked: Callable[[Connection], T],
+    ) -> T:
+        def work() -> T:
+            with transaction() as connection:
+                return asked(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 RELAY_READY = "fleet relay ready: "
@@ -166,8 +179,7 @@ class FleetRelay:
 
     def __init__(self, registry: Registry, folder: Path, token: str) -> None:
         """folder: for bodies of requests that wait. token: of clients."""
-        self._registry, self._folder, self._token = registry, folder, token
-        self._threads = RegistryThreads(registry)
+        self._folder, self._token, self._threads = folder, token, RegistryThreads(registry)
         self._relays: dict[str, Relay] = {}
         self._known: dict[str, tuple[str, float]] = {}
 
@@ -205,7 +217,7 @@ class FleetRelay:
         if now_s < until_s:
             return device
         try:
-            found = await self._threads.read(self._look_up, token)
+            found = await self._threads.read(lambda connection: find_device(connection, token))
         except SQLAlchemyError as error:
             raise unchecked(error) from error
         if found is None:
@@ -213,10 +225,6 @@ class FleetRelay:
         else:
             self._known[name] = found, now_s + KNOWN_S
         return found
-
-    def _look_up(self, token: str) -> str | None:
-        with self._registry.reading() as connection:
-            return find_device(connection, token)
 
     def _is_client(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self._token.encode())
@@ -245,58 +253,50 @@ class RegistryRoutes:
     """The requests that devices may make."""
 
     def __init__(self, registry: Registry, store: BundleStore) -> None:
-        self._registry, self._store = registry, store
-        self._threads = RegistryThreads(registry)
+        self._window_s, self._store, self._threads = registry.window_s, store, RegistryThreads(registry)
 
     async def admits(self, token: str) -> bool:
         """Whether it is the token of a device, or one to enrol with: all other callers are rejected. UncheckedTokenError."""
         try:
-            return await self._threads.read(self._admits, token)
+            return await self._threads.read(
+                lambda connection: find_device(connection, token) is not None or can_enrol(connection, token)
+            )
         except SQLAlchemyError as error:
             raise unchecked(error) from error
 
     async def enrol(self, request: Request) -> Response:
         """POST v1/enrolments, with a token that can be used once: the device's number and its own token."""
-        asked = EnrolAsked.model_validate_json(await request.body())
-        return await self._threads.write(self._enrol, token_of(request), asked)
+        asked, token = EnrolAsked.model_validate_json(await request.body()), token_of(request)
+        return await self._threads.write(lambda connection: _answer(enrol(connection, token, asked)))
 
     async def telemetry(self, request: Request) -> Response:
         """POST v1/telemetry, with a device's token: takes sums; answers with the bundle that the device should run."""
-        told = Telemetry.model_validate_json(await request.body())
-        return await self._threads.write(self._record, token_of(request), told)
+        told, token = Telemetry.model_validate_json(await request.body()), token_of(request)
+        return await self._threads.write(lambda connection: self._record(connection, token, told))
 
     async def file(self, request: Request) -> Response:
         """GET v1/files/DIGEST, with a device's token: a file of a bundle."""
-        await self._threads.read(self._known, token_of(request))
+        await self._threads.read(lambda connection: _known_device(connection, token_of(request)))
         path = self._store.path(request.path_params["digest"])
         if path is None:
             return refusal(404, "there is no such file")
         return FileResponse(path, media_type="application/octet-stream")
 
-    def _admits(self, token: str) -> bool:
-        with self._registry.reading() as connection:
-            return find_device(connection, token) is not None or can_enrol(connection, token)
-
-    def _enrol(self, token: str, asked: EnrolAsked) -> Response:
-        with self._registry.writing() as connection:
-            return _answer(enrol(connection, token, asked))
-
-    def _record(self, token: str, told: Telemetry) -> Response:
-        with self._registry.writing() as connection:
-            device = find_device(connection, token)
-            if device is None:
-                raise UnknownTokenError
-            ahead = record(connection, device, told, time.time(), self._registry.window_s)
-            bundle = assigned_to(connection, device)
-            signature = None if bundle is None else signature_of(connection, bundle)
-        every_s = self._registry.window_s
-        assigned = AssignedBundle(bundle=bundle, signature=signature, tell_every_s=every_s)
+    def _record(self, connection: Connection, token: str, told: Telemetry) -> Response:
+        device = _known_device(connection, token)
+        ahead = record(connection, device, told, time.time(), self._window_s)
+        bundle = assigned_to(connection, device)
+        signature = None if bundle is None else signature_of(connection, bundle)
+        assigned = AssignedBundle(bundle=bundle, signature=signature, tell_every_s=self._window_s)
         return _answer(assigned if ahead is None else assigned.model_copy(update={"ahead": ahead}))
 
-    def _known(self, token: str) -> None:
-        with self._registry.reading() as connection:
-            if find_device(connection, token) is None:
-                raise UnknownTokenError
+
+def _known_device(connection: Connection, token: str) -> str:
+    """The device with this token. UnknownTokenError."""
+    device = find_device(connection, token)
+    if device is None:
+        raise UnknownTokenError
+    return device
 
 
 def create_app(routes: RegistryRoutes) -> Starlette:
@@ -316,24 +316,12 @@ def _answer(message: Message) -> Response:
     return checked(JSONResponse(message.model_dump(mode="json", exclude_unset=True)))
 
 
-async def _invalid(request: Request, error: ValidationError) -> Response:
-    return refusal(422, one_line(error))
-
-
-async def _http(request: Request, error: HTTPException) -> Response:
-    return refusal(error.status_code, error.detail)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(500, f"the service failed: {type(error).__name__}")
-
-
-REFUSALS: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+REFUSALS: dict[Any, Handler] = {
     **CALLER_REFUSALS,
     EnrolmentRefused: CALLER_REFUSALS[UnknownTokenError],
-    ValidationError: _invalid,
-    HTTPException: _http,
-    Exception: _failed,
+    ValidationError: _refused(lambda error: refusal(422, one_line(error))),
+    HTTPException: _refused(lambda error: refusal(error.status_code, error.detail)),
+    Exception: _refused(lambda error: refusal(500, f"the service failed: {type(error).__name__}")),
 }
 """Every error that a route may raise, as one line; no line contains a token, or a statement of the database."""
 

@@ -5,19 +5,19 @@ The guarantees of a roll-out: its stages, its limits for losses, and its error p
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from scipy.stats import binom
 
+from tasks.base.schemas.stored import Strict
 
-class FleetProfileSettings(BaseModel):
+
+class FleetProfileSettings(Strict):
     """The operators that each device measures, and the guarantee for devices that are called odd (outliers).
 
     A device is sound if each of its operators is off with a probability of at most `off_share`. Off means beyond the tolerance,
     or failed, by chance or because something else ran there. Each check calls at most the share `false_alarms` of sound devices
     odd; a device is an outlier when two checks agree, with other operators and at another time.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     spot_operators: int = Field(default=8, ge=1, le=1000, description="that each device measures at least")
     each_by: int = Field(default=5, ge=1, le=99, description="devices that measure an operator which no table has yet")
@@ -54,13 +54,11 @@ MEASURES: tuple[MeasureName, ...] = ("latency", "in_time", "confidence", "agreem
 """Measures that a bundle can worsen; `tasks.operations.fleet.decision` says how each is computed."""
 
 
-class LossLimits(BaseModel):
+class LossLimits(Strict):
     """Limits of one measure. tolerated: a bundle that loses no more is not halted, except for false alarms. harmful: a bundle
     that loses this much passes a stage with at most the stage's probability in `missed`. Latency in shares of itself; all
     others in shares of requests, or of windows: 0.02 is 2 points.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tolerated: float = Field(ge=0)
     harmful: float = Field(gt=0)
@@ -82,10 +80,8 @@ def _limits() -> dict[MeasureName, LossLimits]:
     }
 
 
-class RolloutSettings(BaseModel):
+class RolloutSettings(Strict):
     """Stages, limits, and probabilities of errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stages: tuple[float, ...] = Field(
         default=(0.01, 0.1), min_length=1, description="shares of the devices that have the bundle before all of them"

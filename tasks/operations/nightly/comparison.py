@@ -76,7 +76,12 @@ def compare(settings: Settings, earlier: Sequence[Night], before: Night | None, 
         note = f"no earlier night of {now.network} in this output folder: nothing to compare with"
         return NightComparison(findings=(), devices={}, tests=0, notes=(note,))
     found = [_Device(settings, earlier, before, now, name) for name in now.devices if name in before.devices]
-    tests = [*(test for device in found for test in device.tests()), *_accuracy_errors(settings, before, now)]
+    tests = [test for device in found for test in device.tests()]
+    first, second = list(before.accuracy_errors.values()), list(now.accuracy_errors.values())
+    if first and second and first != second:
+        means, p_value = (float(np.mean(first)), float(np.mean(second))), p_larger(first, second, settings.error_points)
+        what = "mean error on held-out SubNets"
+        tests.append(_finding("", "accuracy predictor", what, "", means, "points", p_value))
     rejected = holm([test.p_value for test in tests], settings.false_alarms)
     findings = [test for test, is_worse in zip(tests, rejected, strict=True) if is_worse]
     notes = [f"{name}: was not in the night before: not compared" for name in now.devices if name not in before.devices]
@@ -95,14 +100,16 @@ def _gravity(finding: Finding) -> tuple[int, float]:
     return order.index(finding.kind), -ratio
 
 
-def _accuracy_errors(settings: Settings, before: Night, now: Night) -> Iterator[Finding]:
-    first, second = list(before.accuracy_errors.values()), list(now.accuracy_errors.values())
-    if first and second and first != second:
-        p_value = p_larger(first, second, settings.error_points)
-        yield Finding(
-            device="", kind="accuracy predictor", what="mean error on held-out SubNets", name="", unit="points",
-            before=float(np.mean(first)), now=float(np.mean(second)), p_value=p_value,
-        )  # fmt: skip
+def _finding(
+    device: str, kind: FindingKind, what: str, name: str, pair: tuple[float, float | None], unit: str, p_value: float
+) -> Finding:
+    """pair: the values of both nights."""
+    return Finding.model_validate(
+        {
+            "device": device, "kind": kind, "what": what, "name": name,
+            "before": pair[0], "now": pair[1], "unit": unit, "p_value": p_value,
+        }
+    )  # fmt: skip
 
 
 class _Device:
@@ -118,7 +125,9 @@ class _Device:
         self._pairs = list(_shared(self._before, self._now)) if alike else []
         self._scatters = {kind: _scatters(self._pairs, kind) for kind in (OperatorRounds, SubNetRounds)}
         self._fronts = [_front(one, count) for one, count in zip((self._before, self._now), images, strict=True)]
-        self._reference = _largest_ms(self._before)
+        times = self._before.times
+        largest = next((one.rounds_ms for one in times.subnets if one.digest == times.largest), ())
+        self._reference_ms = typical_ms(largest) if largest else None
         self._tolerated = max(settings.slower, _usual_change(earlier, name, settings.false_alarms))
         self._notes = [] if alike else ["latencies were measured otherwise the night before: not compared"]
         if alike and not self._pairs:
@@ -131,13 +140,11 @@ class _Device:
         if areas := self._areas():
             first, second = (float(one.mean()) for one in areas)
             p_value = p_smaller(*areas, self._settings.smaller_front)
-            yield self._finding("front", "area under the front", "", (first, second), "area", p_value)
-        first_errors, second_errors = (self._errors(one) for one in (self._before, self._now))
-        if first_errors and second_errors and first_errors != second_errors:
-            p_value = p_larger(first_errors, second_errors, self._settings.error_points)
-            medians = median(first_errors), median(second_errors)
-            what = "median error on held-out SubNets"
-            yield self._finding("latency predictor", what, "", medians, "%", p_value)
+            yield _finding(self.name, "front", "area under the front", "", (first, second), "area", p_value)
+        before, now = self._errors
+        if before and now and before != now:
+            p_value, what = p_larger(before, now, self._settings.error_points), "median error on held-out SubNets"
+            yield _finding(self.name, "latency predictor", what, "", (median(before), median(now)), "%", p_value)
 
     def told(self) -> ComparedDevice:
         """Both nights of this device, with or without findings."""
@@ -147,7 +154,7 @@ class _Device:
         most = 1 + self._tolerated
         areas, fronts = self._areas(), self._fronts
         ratio = ratio_at_equal_accuracy(fronts[0], fronts[1]) if fronts[0] and fronts[1] and self._pairs else None
-        errors = [self._errors(one) for one in (self._before, self._now)]
+        first, second = (median(errors) if errors else None for errors in self._errors)
         return ComparedDevice(
             areas=None if areas is None else (float(areas[0].mean()), float(areas[1].mean())),
             at_equal_accuracy=ratio,
@@ -155,39 +162,31 @@ class _Device:
             slower=sum(one > most for one in ratios),
             faster=sum(one < 1 / most for one in ratios),
             tolerated=self._tolerated,
-            latency_errors=(median(errors[0]) if errors[0] else None, median(errors[1]) if errors[1] else None),
+            latency_errors=(first, second),
             notes=tuple(self._notes),
         )
 
     def _areas(self) -> tuple[np.ndarray, np.ndarray] | None:
         first, second = self._fronts
-        if first is None or second is None or self._reference is None or not self._pairs:
+        if first is None or second is None or self._reference_ms is None or not self._pairs:
             return None
-        return first.areas(self._reference), second.areas(self._reference)
+        return first.areas(self._reference_ms), second.areas(self._reference_ms)
 
     def _slower(self, before: AnyRounds, now: AnyRounds) -> Finding:
         kind: FindingKind = "operator" if isinstance(now, OperatorRounds) else "SubNet"
         first = typical_ms(before.rounds_ms)
         if now.reason:
-            return self._finding(kind, f"{now.title} fails: {now.reason}", now.digest, (first, None), "ms", 0.0)
+            what = f"{now.title} fails: {now.reason}"
+            return _finding(self.name, kind, what, now.digest, (first, None), "ms", 0.0)
         p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated, self._scatters[type(now)])
         times = first, typical_ms(now.rounds_ms)
-        return self._finding(kind, now.title, now.digest, times, "ms", p_value)
+        return _finding(self.name, kind, now.title, now.digest, times, "ms", p_value)
 
-    def _finding(
-        self, kind: FindingKind, what: str, name: str, pair: tuple[float, float | None], unit: str, p_value: float
-    ) -> Finding:
-        return Finding.model_validate(
-            {
-                "device": self.name, "kind": kind, "what": what, "name": name,
-                "before": pair[0], "now": pair[1], "unit": unit, "p_value": p_value,
-            }
-        )  # fmt: skip
-
-    @staticmethod
-    def _errors(device: DeviceNight) -> list[float]:
-        """Errors in percent."""
-        return [100 * error for error in device.latency_errors.values()]
+    @property
+    def _errors(self) -> tuple[list[float], list[float]]:
+        """Errors in both nights, in percent."""
+        before, now = self._before.latency_errors, self._now.latency_errors
+        return [100 * error for error in before.values()], [100 * error for error in now.values()]
 
 
 def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, AnyRounds]]:
@@ -214,11 +213,6 @@ def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
     if not points:
         return None
     return DrawnFront.draw([rounds for rounds, _ in points], [accuracy for _, accuracy in points], images)
-
-
-def _largest_ms(device: DeviceNight) -> float | None:
-    found = next((one for one in device.times.subnets if one.digest == device.times.largest), None)
-    return typical_ms(found.rounds_ms) if found and found.rounds_ms else None
 
 
 def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:

@@ -1,23 +1,22 @@
 """nights.html: the latest night against the one before, and trends over all nights; one file that works offline."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from statistics import median
+from typing import Any
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from tasks.base.pages import environment, style
 from tasks.base.pages.text import milliseconds
-from tasks.measuring.lut.entry import TableDifference
 from tasks.operations.nightly.comparison import NightComparison
 from tasks.operations.nightly.noise import typical_ms
-from tasks.operations.nightly.records import DeviceNight, Finding, Night, StageChange
+from tasks.operations.nightly.records import DeviceNight, Finding, Night, OperatorRounds, StageChange, SubNetRounds
 from tasks.report.charts import COLORS, blank
 from tasks.report.page import PLOTLY_CONFIG
 from tasks.report.parts import RED
@@ -28,7 +27,7 @@ LOOKS = "tasks.report"
 """Package that has the page's style."""
 SHOWN = 30
 """Number of findings and stages that are listed."""
-NightValue = Callable[[Night, str], float | None]
+DeviceValues = Callable[[DeviceNight], list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +38,24 @@ class NightReport:
     comparison: NightComparison
     changed: Sequence[str]
     stages: Sequence[StageChange]
-    tables: Mapping[str, TableDifference]
+    tables: Mapping[str, Mapping[str, Any]]
 
 
 def render(nights: Sequence[Night], report: NightReport) -> str:
     """The whole page. nights: all, the latest last. All texts are escaped by the template; figures escape theirs."""
-    page: str = (
-        environment(PACKAGE)
-        .get_template("page.html")
-        .render(
-            title=f"{report.night.network}: nights",
-            style=style(LOOKS),
-            plotlyjs=Markup(get_plotlyjs()),
-            night=report.night,
-            when=when,
-            report=report,
-            findings=[(finding, change_of(finding)) for finding in report.night.findings],
-            rows=device_rows(report),
-            shown=SHOWN,
-            figures=[_div(_trend(nights, title, value)) for title, value in TRENDS],
-            nights=len(nights),
-        )
+    template = environment(PACKAGE).get_template("page.html")
+    page: str = template.render(
+        title=f"{report.night.network}: nights",
+        style=style(LOOKS),
+        plotlyjs=Markup(get_plotlyjs()),
+        night=report.night,
+        when=when,
+        report=report,
+        findings=[(finding, change_of(finding)) for finding in report.night.findings],
+        rows=device_rows(report),
+        shown=SHOWN,
+        figures=[_trend(nights, title, values, summary) for title, values, summary in TRENDS],
+        nights=len(nights),
     )
     return page
 
@@ -84,73 +80,56 @@ def device_rows(report: NightReport) -> list[dict[str, str]]:
     """A row of texts for each device that both nights have."""
     rows = []
     for name, one in report.comparison.devices.items():
-        ratio = one.at_equal_accuracy
-        rows.append(
-            {
-                "device": name,
-                "area under the front": "–" if one.areas is None else f"{one.areas[0]:.4f} → {one.areas[1]:.4f}",
-                "latency at equal accuracy": (
-                    "–" if ratio is None else f"{ratio[0]:.3f} × ({ratio[1]:.3f} to {ratio[2]:.3f})"
-                ),
-                "timed again": str(one.timed),
-                "slower": str(one.slower),
-                "faster": str(one.faster),
-                "tolerated": f"{100 * one.tolerated:.1f} %",
-                "median error of latencies": " → ".join(
-                    "–" if error is None else f"{error:.1f} %" for error in one.latency_errors
-                ),
-                "notes": "; ".join(one.notes),
-            }
-        )
+        areas, ratio = one.areas, one.at_equal_accuracy
+        errors = ("–" if error is None else f"{error:.1f} %" for error in one.latency_errors)
+        row = {
+            "device": name,
+            "area under the front": f"{areas[0]:.4f} → {areas[1]:.4f}" if areas else "–",
+            "latency at equal accuracy": f"{ratio[0]:.3f} × ({ratio[1]:.3f} to {ratio[2]:.3f})" if ratio else "–",
+            "timed again": str(one.timed),
+            "slower": str(one.slower),
+            "faster": str(one.faster),
+            "tolerated": f"{100 * one.tolerated:.1f} %",
+            "median error of latencies": " → ".join(errors),
+            "notes": "; ".join(one.notes),
+        }
+        rows.append(row)
     return rows
 
 
-def _ms(device: DeviceNight, digest: str) -> float | None:
-    rounds = next((one.rounds_ms for one in device.times.subnets if one.digest == digest), ())
-    return typical_ms(rounds) if rounds else None
+def _typical_ms(rounds: Iterable[OperatorRounds | SubNetRounds]) -> list[float]:
+    return [typical_ms(one.rounds_ms) for one in rounds if one.rounds_ms]
 
 
-def _largest(night: Night, name: str) -> float | None:
-    device = night.devices[name]
-    return _ms(device, device.times.largest)
+def _largest_ms(device: DeviceNight) -> list[float]:
+    return _typical_ms(one for one in device.times.subnets if one.digest == device.times.largest)
 
 
-def _operators(night: Night, name: str) -> float | None:
-    """Sum over the timed operators."""
-    times = [typical_ms(one.rounds_ms) for one in night.devices[name].times.operators if one.rounds_ms]
-    return math.fsum(times) if times else None
+def _accuracies(device: DeviceNight) -> list[float]:
+    return [one.accuracy for one in device.times.subnets if one.accuracy is not None]
 
 
-def _best(night: Night, name: str) -> float | None:
-    """Best accuracy of the winners [%]."""
-    known = [one.accuracy for one in night.devices[name].times.subnets if one.accuracy is not None]
-    return 100 * max(known) if known else None
-
-
-def _fastest(night: Night, name: str) -> float | None:
-    known = [typical_ms(one.rounds_ms) for one in night.devices[name].times.subnets if one.rounds_ms]
-    return min(known) if known else None
-
-
-def _error(night: Night, name: str) -> float | None:
-    errors = list(night.devices[name].latency_errors.values())
-    return 100 * median(errors) if errors else None
-
-
-TRENDS: Sequence[tuple[str, NightValue]] = (
-    ("largest SubNet [ms]", _largest),
-    ("fastest winner [ms]", _fastest),
-    ("best test accuracy of the winners [%]", _best),
-    ("operators that are timed, sum [ms]", _operators),
-    ("median error of latencies on held-out SubNets [%]", _error),
+TRENDS: Sequence[tuple[str, DeviceValues, Callable[[list[float]], float]]] = (
+    ("largest SubNet [ms]", _largest_ms, min),
+    ("fastest winner [ms]", lambda device: _typical_ms(device.times.subnets), min),
+    ("best test accuracy of the winners [%]", _accuracies, lambda known: 100 * max(known)),
+    ("operators that are timed, sum [ms]", lambda device: _typical_ms(device.times.operators), math.fsum),
+    (
+        "median error of latencies on held-out SubNets [%]",
+        lambda device: list(device.latency_errors.values()),
+        lambda known: 100 * median(known),
+    ),
 )
-"""Values drawn over the nights, one line per device."""
+"""The values drawn over the nights, one line per device: their source in a device's night, and their summary."""
 
 
-def _trend(nights: Sequence[Night], title: str, value: NightValue) -> go.Figure:
+def _trend(
+    nights: Sequence[Night], title: str, values: DeviceValues, summary: Callable[[list[float]], float]
+) -> Markup:
     figure = blank("night", title, height=320)
     for place, name in enumerate(dict.fromkeys(name for night in nights for name in night.devices)):
-        known = [(night, found) for night in nights if name in night.devices and (found := value(night, name))]
+        devices = [(night, values(night.devices[name])) for night in nights if name in night.devices]
+        known = [(night, found) for night, own in devices if own and (found := summary(own))]
         worse = [any(finding.device == name for finding in night.findings) for night, _ in known]
         color = COLORS[place % len(COLORS)]
         figure.add_scatter(
@@ -164,8 +143,4 @@ def _trend(nights: Sequence[Night], title: str, value: NightValue) -> go.Figure:
             hovertemplate="%{x|%Y-%m-%d %H:%M}: %{y:.4g} %{text}<extra></extra>",
         )
     figure.update_xaxes(type="date")
-    return figure
-
-
-def _div(figure: go.Figure) -> Markup:
     return Markup(to_html(figure, full_html=False, include_plotlyjs=False, config=PLOTLY_CONFIG))

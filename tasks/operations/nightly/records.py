@@ -10,18 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.base.errors import UserError
-from tasks.base.schemas.stored import Record, Stored
+from tasks.base.schemas.stored import Record, Stored, Strict
 
 Promotion = Literal["unless regressed", "always", "never"]
 
 
-class Settings(BaseModel):
+class Settings(Strict):
     """How a night is compared with the one before. Latencies and fronts in shares of themselves: 0.05 is 5 %."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     operators: int = Field(
         40, ge=0, le=1000, description="of the largest SubNet, the slowest; timed alone on each device every night"

@@ -20,7 +20,7 @@ from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import ConversionLimits
 from tasks.measuring import subnets as measure
 from tasks.measuring.jobs import Calm, TimedLine, onnx_job
-from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, validation_configs
+from tasks.measuring.subnets import MOST_ROUNDS, Subject, SubNetMeter, jobs_of, validation_configs
 
 SETTINGS = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=4, patience=0.0)
 
@@ -130,9 +130,8 @@ def test_subnets_travel_without_weights_unless_energy_is_measured(backend: str) 
         device = client.capabilities()
         jobs = []
         for settings in (SETTINGS, counting):
-            ((_, job),) = SubNetMeter(net, client, settings, ConversionLimits())._jobs(
-                [Subject("a", net, net.max_config)], device
-            )
+            subjects, weights = [Subject("a", net, net.max_config)], settings.energy_ms > 0
+            job = jobs_of(subjects, device, ConversionLimits(), weights=weights)["a"]
             assert isinstance(job, ModelJob)
             jobs.append(job)
         light, heavy = (sum(map(len, job.files)) for job in jobs)

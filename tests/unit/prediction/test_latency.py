@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tailor_ir
 from tasks.base.errors import UserError
-from tasks.measuring.lut import DeviceKey, Entry, Lut, feature_text
+from tasks.measuring.lut import DeviceKey, Entry, Lut, json_text
 from tasks.prediction.latency import Correction, LatencyPredictor, OperatorSums, errors, network_of, subnet_ms
 
 DEVICE = DeviceKey(backend="ncnn", build="abc", precision="fp32", threads=1, fingerprint="f0")
@@ -29,7 +29,7 @@ def lut(net: tailor_ir.SuperNet, tmp_path: Path) -> Lut:
     entries = []
     for feature in net.unique_operators():
         p50_ms = float(rng.uniform(0.001, 2.0))
-        text = feature_text(feature.to_json())
+        text = json_text(feature.to_json())
         entries.append(
             Entry(
                 digest=feature.digest,
