@@ -25,7 +25,8 @@ from tailor_ir import SuperNet
 from tasks.base.progress import Silent
 from tasks.measuring.profile import Settings as ProfileSettings
 from tasks.measuring.subnets import SubNetMeter, validation_configs
-from tasks.operations.nightly import DeviceNight, Night, NightTimes, Settings, compare
+from tasks.operations.nightly.comparison import compare
+from tasks.operations.nightly.records import DeviceNight, Night, NightTimes, Settings
 from tasks.operations.nightly.timing import NightSubNet, time_operators, time_subnets
 from tasks.prediction.settings import Settings as PredictSettings
 

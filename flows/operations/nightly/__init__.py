@@ -19,8 +19,8 @@ from flows.config import FlowConfig
 from flows.pipeline.pages.publish import cell, code, table
 from flows.storage import is_shared
 from tasks.base.errors import UserError
-from tasks.operations.nightly import Finding, Night
 from tasks.operations.nightly.page import NightReport, change_of, device_rows, when
+from tasks.operations.nightly.records import Finding, Night
 
 EVENT = "autotailor.regressed"
 RESOURCE = "autotailor.output-dir"

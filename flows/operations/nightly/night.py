@@ -34,8 +34,9 @@ from flows.storage import NIGHTS_FOLDER
 from flows.storage.mirror import mirror_of
 from tasks.base.artifacts import digest_of, write_bytes
 from tasks.export.bundles import BUNDLE_FOLDER
-from tasks.operations.nightly import History, Night, NightComparison, compare
+from tasks.operations.nightly.comparison import NightComparison, compare
 from tasks.operations.nightly.page import PAGE_FILE, NightReport, render
+from tasks.operations.nightly.records import History, Night
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 """Aliases in the registry."""

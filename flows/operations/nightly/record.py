@@ -39,8 +39,15 @@ from tasks.base.schemas.stored import StageResult
 from tasks.measuring.lut import LutStore
 from tasks.measuring.lut.views import diff
 from tasks.measuring.profile import LUT_FOLDER
-from tasks.operations.nightly import DeviceNight, Night, NightTimes, StageNight
-from tasks.operations.nightly.records import OperatorRounds, StageChange, SubNetRounds
+from tasks.operations.nightly.records import (
+    DeviceNight,
+    Night,
+    NightTimes,
+    OperatorRounds,
+    StageChange,
+    StageNight,
+    SubNetRounds,
+)
 from tasks.operations.nightly.timing import TIMES_FILE, NightRequest, time_device
 
 PROFILE = "profile/"

@@ -23,7 +23,7 @@ from tasks.search.settings import Sibling
 from tasks.training.finetune.settings import BaseSettings
 
 if TYPE_CHECKING:
-    from tasks.search import baselines
+    from tasks.search.baselines import stage as baselines
     from tasks.training import base_network as base
 else:
     globals().update(later_names(__file__))
@@ -116,7 +116,7 @@ BASELINES = StageSpec(
     scope=Scope(labels=_precisions),
     needs=("finetune", "sensitivities", "search"),
     reads=("int8", "refine", "sibling"),
-    modules=("tasks.search.baselines",),
+    modules=("tasks.search.baselines.stage",),
     settings=lambda at: {
         **key_settings(at.config.baselines),
         "files": [[name, path.name] for name, path in _files(at)],
@@ -163,7 +163,7 @@ COMPARED = StageSpec(
     scope=DEVICES,
     needs=("finetune", "profile", "baselines"),
     reads=("engine",),
-    modules=("tasks.search.baselines",),
+    modules=("tasks.search.baselines.stage",),
     settings=lambda at: {
         **key_settings(at.config.predict, RepeatedTimingSettings),
         "profile": key_settings(at.config.profile_of(at.device)),

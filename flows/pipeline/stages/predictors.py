@@ -35,9 +35,9 @@ from tasks.prediction.settings import AccuracySettings, LatencySettings
 if TYPE_CHECKING:
     from tasks.evaluation.quantise import Int8
     from tasks.measuring import profile
-    from tasks.measuring import runtime_options as engine
     from tasks.measuring.profile import ProfilePlan
     from tasks.measuring.profile import plan as make_plan
+    from tasks.measuring.runtime_options import stage as engine
     from tasks.measuring.subnets import LeasedDevice
     from tasks.prediction import latency, resources, sensitivity
 else:
@@ -87,7 +87,7 @@ ENGINE = StageSpec(
     body=_engine,
     scope=DEVICES,
     needs=("compile",),
-    modules=("tasks.measuring.runtime_options",),
+    modules=("tasks.measuring.runtime_options.stage",),
     settings=lambda at: {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)},
     inputs=lambda at: (at.fingerprint, at.device, at.supernet / GRAPH_FILE),
     artifacts=lambda at: (ENGINE_FILE,),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tasks.prediction.latency import LatencyPredictor
     from tasks.prediction.resources import EnergyPredictor
     from tasks.prediction.sensitivity import images_of
-    from tasks.search import refine
+    from tasks.search.refine import stage as refine
 else:
     globals().update(later_names(__file__))
 
@@ -242,7 +242,7 @@ REFINE = StageSpec(
     scope=SEARCHES,
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
     reads=("engine", "int8"),
-    modules=("tasks.search.refine",),
+    modules=("tasks.search.refine.stage",),
     settings=lambda at: {
         **key_settings(at.config.refine),
         "devices": list(_searched(at)),

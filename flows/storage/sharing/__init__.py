@@ -27,7 +27,7 @@ from flows.storage.mirror import Mirror
 from importing import later_names
 from tasks.base.artifacts import write_bytes, write_json
 from tasks.base.errors import UserError
-from tasks.operations.nightly import History
+from tasks.operations.nightly.records import History
 
 if TYPE_CHECKING:
     from flows.storage.sharing.database import LockSession

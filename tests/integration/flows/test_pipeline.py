@@ -12,7 +12,7 @@ from flows.config import DeviceProfile
 from flows.pipeline.devices import Devices
 from flows.storage.sharing import LIST_FILE
 from tasks.base.artifacts import read_json
-from tasks.operations.nightly import History
+from tasks.operations.nightly.records import History
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command
 from tests.support.flows.pipeline import _worked

@@ -13,7 +13,7 @@ from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
 from tasks.base.progress import Bar, Silent
-from tasks.measuring import runtime_options as engine
+from tasks.measuring.runtime_options import stage as engine
 from tasks.measuring.runtime_options.settings import ChosenEngine
 from tasks.measuring.runtime_options.stage import TIMES_FILE, ModelsOfSubNets, OutputCheck
 from tasks.measuring.subnets import LeasedDevice, SubNetMeter

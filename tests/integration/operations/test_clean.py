@@ -16,7 +16,7 @@ from flows.storage.cleaning import FolderCleaner
 from flows.storage.sharing import LIST_FILE, StageList
 from tasks.base.artifacts import Store, set_aside, write_bytes
 from tasks.base.errors import UserError
-from tasks.operations.nightly import History, StageNight
+from tasks.operations.nightly.records import History, StageNight
 from tests.support.nights.made_nights import night
 
 DAY_S = 24 * 3600.0

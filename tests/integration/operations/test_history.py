@@ -8,14 +8,14 @@ import pytest
 
 from tasks.base.artifacts import json_bytes
 from tasks.base.errors import UserError
-from tasks.operations.nightly import History
+from tasks.operations.nightly.records import History
 from tests.support.nights.made_nights import nights
 
 WRITING = """
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
-from tasks.operations.nightly import History, Night
+from tasks.operations.nightly.records import History, Night
 history, night = History(Path(sys.argv[1])), Night.read(Path(sys.argv[2]))
 for number in range(100_000):
     began = (datetime.fromisoformat(night.began) + timedelta(minutes=number)).isoformat(timespec="microseconds")

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.operations.nightly import Night, Settings, compare
+from tasks.operations.nightly.comparison import compare
 from tasks.operations.nightly.page import TRENDS, NightReport, change_of, render
-from tasks.operations.nightly.records import Finding, StageChange
+from tasks.operations.nightly.records import Finding, Night, Settings, StageChange
 from tests.support.nights.made_nights import device, night, nights
 from tests.support.report.browser import BROWSER, DRIVER, opened, requests
 

@@ -22,7 +22,7 @@ from tasks.prediction.settings import Settings as PredictSettings
 from tasks.report import charts
 from tasks.report.baselines import cards, cells
 from tasks.report.page import render
-from tasks.search import baselines
+from tasks.search.baselines import stage as baselines
 from tests.integration.report.test_report_browser import hovered, wait
 from tests.integration.report.test_report_dark import CONTRAST, opened_in
 from tests.support.report.browser import BROWSER, DRIVER, opened, requests
@@ -34,7 +34,7 @@ PREDICT = PredictSettings(
     rounds=1,
     measure=MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5, patience=0.0),
 )
-SETTINGS = baselines.Settings(uniform=True, random=3, macs=True)
+SETTINGS = baselines.BaselineSettings(uniform=True, random=3, macs=True)
 HOSTILE = "<img src=x>"
 Report = dict[str, Any]
 

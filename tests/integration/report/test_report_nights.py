@@ -10,7 +10,7 @@ from tasks.measuring.lut import Lut
 from tasks.measuring.profile import LUT_FOLDER
 from tasks.measuring.profile import Settings as ProfileSettings
 from tasks.measuring.subnets import LeasedDevice
-from tasks.operations.nightly import NightTimes, Settings
+from tasks.operations.nightly.records import NightTimes, Settings
 from tasks.operations.nightly.timing import ROUNDS_FILE, TIMES_FILE, NightRequest, slowest, time_device
 from tasks.report import Sources
 from tests.support.report.fixtures import PREDICT, QUICK, SUBNET

@@ -22,7 +22,7 @@ from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
 from tasks.report.page import render
 from tasks.report.parts import refinement
-from tasks.search import refine
+from tasks.search.refine import stage as refine
 from tests.support.report.browser import BROWSER, DRIVER, opened
 from tests.support.report.fixtures import PREDICT, QUICK
 from tests.support.report.page import Page
@@ -35,7 +35,7 @@ def folders(sources: report.Sources, tmp_path_factory: pytest.TempPathFactory) -
     """The device of the run, with its winners refined, and exported as ONNX files, torch archives and a bundle."""
     (device,) = sources.devices
     refined, exported = tmp_path_factory.mktemp("refined"), tmp_path_factory.mktemp("exported")
-    settings = refine.Settings(candidates=2)
+    settings = refine.RefineSettings(candidates=2)
     latency = LatencyPredictor.load(device.latency / latency_stage.LATENCY_FILE)
     accuracy = AccuracyPredictor.load(sources.sensitivities / sensitivity.SENSITIVITIES_FILE)
     data = DataSettings(kind="digits", workers=1)

@@ -33,13 +33,13 @@ from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sensitivity import images_of
 from tasks.prediction.settings import Settings as PredictSettings
 from tasks.prediction.sums import Sums
-from tasks.search import baselines
+from tasks.search.baselines import stage as baselines
 from tasks.search.baselines import subnets
 from tasks.search.problem import uniform_codes
 
 MEASURE = MeasureSettings(warmup_ms=1, min_blocks=1, time_cap_ms=5, patience=0.0)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
-SETTINGS = baselines.Settings(uniform=True, random=6, macs=True)
+SETTINGS = baselines.BaselineSettings(uniform=True, random=6, macs=True)
 SEARCH = search.Settings(generations=5)
 DATA = DataSettings(kind="digits", workers=1)
 SPACE: SpaceSpec = {"resolution": [24, 32], "*.width_mult": [0.5, 0.75, 1.0]}
@@ -263,7 +263,7 @@ def test_what_is_evaluated_is_kept(case: Case, chosen: tuple[Path, StageResult])
 )
 def test_baselines_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        baselines.Settings.model_validate(settings)
+        baselines.BaselineSettings.model_validate(settings)
 
 
 @pytest.mark.long
@@ -276,6 +276,6 @@ def test_files_for_other_images_or_classes_are_refused(case: Case, tmp_path: Pat
 
     train = load_splits(DATA)["train"]
     with pytest.raises(UserError, match="gives 7 outputs; allowed: 10"):
-        baselines.subnets.frozen(of(7, 32), train, tmp_path / "a")
+        subnets.frozen(of(7, 32), train, tmp_path / "a")
     with pytest.raises(UserError, match="takes 3x48x48; allowed: 3x32x32, the data's images"):
-        baselines.subnets.frozen(of(10, 48), train, tmp_path / "b")
+        subnets.frozen(of(10, 48), train, tmp_path / "b")

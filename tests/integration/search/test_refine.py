@@ -32,15 +32,15 @@ from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.resources import MemoryPredictor
 from tasks.prediction.settings import Settings as PredictSettings
 from tasks.prediction.sums import Sums, parameter_sums
-from tasks.search import refine
 from tasks.search.problem import Problem
+from tasks.search.refine import stage as refine
 from tasks.search.refine.candidates import Around
 from tasks.search.refine.known import Known, best, worth_evaluating
 from tasks.search.refine.stage import CONFIRMATIONS
 
 MEASURE = MeasureSettings(warmup_ms=2, min_blocks=2, time_cap_ms=15, patience=0.0)
 PREDICT = PredictSettings(validation_images=60, recalibration_images=64, rounds=1, measure=MEASURE)
-SETTINGS = refine.Settings(candidates=5)
+SETTINGS = refine.RefineSettings(candidates=5)
 TENTH = 0.1
 """What the predictor says of the largest SubNet, over what it really takes."""
 
@@ -113,7 +113,12 @@ def refined(case: Case, found: Path, device: AgentClient, out: Path) -> StageRes
 
 
 def refined_on(
-    case: Case, searches: dict[str, Path], device: AgentClient, out: Path, settings: refine.Settings, store: SubNetStore
+    case: Case,
+    searches: dict[str, Path],
+    device: AgentClient,
+    out: Path,
+    settings: refine.RefineSettings,
+    store: SubNetStore,
 ) -> dict[str, StageResult]:
     latency, _ = case.predictors
     devices = [
@@ -307,7 +312,7 @@ def test_together_candidates_are_timed_on_each_device_and_evaluated_once(
     search.run(request, tmp_path / "search", Silent())
     searches, out = {name: tmp_path / "search" / name for name in budgets_ms}, tmp_path / "out"
     out.mkdir()
-    fronts = refined_on(case, searches, device, out, refine.Settings(candidates=2, rounds=1), NO_STORE)
+    fronts = refined_on(case, searches, device, out, refine.RefineSettings(candidates=2, rounds=1), NO_STORE)
     lines = [line["digest"] for line in read_lines(out / refine.EVALUATED_FILE)]
     assert len(lines) == len(set(lines)) > 0
     tables = {name: read_json(out / name / refine.MEASURED_FILE)["candidates"] for name in budgets_ms}

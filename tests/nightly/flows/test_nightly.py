@@ -19,7 +19,7 @@ from flows.config import RunConfig
 from flows.operations.nightly import EVENT
 from flows.operations.nightly.night import concluded
 from flows.operations.nightly.record import changed_inputs, changed_stages
-from tasks.operations.nightly import Finding, History, Night
+from tasks.operations.nightly.records import Finding, History, Night
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows, wait_for

@@ -17,7 +17,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 import tailor_ir
 from profiling_agents.backends import BACKENDS
-from tasks.operations.nightly import History
+from tasks.operations.nightly.records import History
 from tests.support.deploy.deployments import current, releases, write_bundle
 from tests.support.flows.databases import database_in
 from tests.support.flows.fixtures import Command

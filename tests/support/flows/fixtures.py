@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.operations.nightly import History
+from tasks.operations.nightly.records import History
 from tests.support.flows.prefect_server import Server, started
 from tests.support.flows.text_run import TUNED
 from tests.support.flows.tiny import FEW, SHORT_NIGHT, TINY

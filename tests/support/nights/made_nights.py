@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.operations.nightly import DeviceNight, Night, NightTimes, StageNight
-from tasks.operations.nightly.records import OperatorRounds, SubNetRounds
+from tasks.operations.nightly.records import DeviceNight, Night, NightTimes, OperatorRounds, StageNight, SubNetRounds
 
 OPERATORS = 40
 LEVELS = (0.80, 0.85, 0.88, 0.90)

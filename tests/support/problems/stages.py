@@ -28,7 +28,7 @@ from tasks.prediction import sensitivity
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.prediction.latency import LatencyPredictor
 from tasks.prediction.settings import Settings as PredictSettings
-from tasks.search import refine
+from tasks.search.refine import stage as refine
 from tasks.training import compile as compile_stage
 from tasks.training.evaluate_given import evaluate_supernet
 from tasks.training.finetune import checkpoint
@@ -180,7 +180,7 @@ class SmallRun:
 
         def refined(out: Path) -> StageResult:
             device = refine.SearchedDevice(target, found, lambda: nullcontext(client))
-            wanted = refine.Settings(candidates=2, rounds=1)
+            wanted = refine.RefineSettings(candidates=2, rounds=1)
             searched = search.SearchedSuperNet(supernet=supernet, accuracy=accuracies, images=validation)
             refine.measure(wanted, PREDICT, searched, [device], out, SILENT)
             return refine.choose(wanted, searched, {name: found}, out, SILENT)[name]

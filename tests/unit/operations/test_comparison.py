@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tasks.operations.nightly import Finding, Night, Settings, compare
+from tasks.operations.nightly.comparison import compare
+from tasks.operations.nightly.records import Finding, Night, Settings
 from tests.support.nights.made_nights import LEVELS, OPERATORS, device, night, nights
 
 SETTINGS = Settings()

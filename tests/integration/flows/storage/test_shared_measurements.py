@@ -15,7 +15,7 @@ from tasks.base.artifacts import Store, SubNetStore, append_line, read_lines
 from tasks.base.progress import Silent
 from tasks.measuring.lut import LutStore, table
 from tasks.measuring.profile import LUT_FOLDER
-from tasks.operations.nightly import History, StageNight
+from tasks.operations.nightly.records import History, StageNight
 from tests.support.damage import flip
 from tests.support.nights.made_nights import nights
 from tests.support.storage.machine import STAGE, Machine
