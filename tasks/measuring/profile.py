@@ -189,7 +189,18 @@ def fill(
     bar: Bar,
 ) -> None:
     """Measure `operators` (by digest) and append them to the table at least every `flush_s`."""
-    writer = _Writer(lut, settings.flush_s)
+    waiting: list[Entry] = []
+    flushed_s = time.monotonic()
+
+    def add(measurement: Measurement, cost_ms: float | None = None) -> None:
+        nonlocal flushed_s
+        waiting.append(entry_alone(operators[measurement.key], measurement, settings, cost_ms))
+        if time.monotonic() - flushed_s >= settings.flush_s:
+            lut.append(waiting)
+            waiting.clear()
+            flushed_s = time.monotonic()
+        bar.advance()
+
     try:
         for jobs, failures in ahead(
             pieces(list(operators.values()), settings.batch_operators),
@@ -197,35 +208,13 @@ def fill(
             capabilities,
         ):
             for failure in failures:
-                writer.add(entry_alone(operators[failure.key], failure, settings))
-                bar.advance()
+                add(failure)
             last_s = time.perf_counter()
             for measurement in meter.measure(jobs, settings.measure) if jobs else ():
                 cost_ms, last_s = 1e3 * (time.perf_counter() - last_s), time.perf_counter()
-                writer.add(entry_alone(operators[measurement.key], measurement, settings, cost_ms))
-                bar.advance()
+                add(measurement, cost_ms)
     finally:
-        writer.flush()
-
-
-class _Writer:
-    """Collects entries and writes a part when the oldest has waited long enough."""
-
-    def __init__(self, lut: Lut, flush_s: float) -> None:
-        self._lut = lut
-        self._flush_s = flush_s
-        self._waiting: list[Entry] = []
-        self._last_s = time.monotonic()
-
-    def add(self, entry: Entry) -> None:
-        self._waiting.append(entry)
-        if time.monotonic() - self._last_s >= self._flush_s:
-            self.flush()
-
-    def flush(self) -> None:
-        self._lut.append(self._waiting)
-        self._waiting = []
-        self._last_s = time.monotonic()
+        lut.append(waiting)
 
 
 def entry_alone(

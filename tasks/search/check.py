@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ from tasks.data import DataSettings
 from tasks.evaluation.models import ModelSettings
 from tasks.measuring.settings import TimingSettings
 from tasks.measuring.subnets import SubNetMeter
-from tasks.search.feasibility import Cost, least, refusal
-from tasks.search.problem import Codes, Problem, Values
+from tasks.search.feasibility import least, refusal
+from tasks.search.problem import Codes, Problem, Scores, Values
 from tasks.search.settings import Settings, WinnerLimits
-from tasks.search.settings import Settings as SearchSettings
 from tasks.search.stage import Target, costs_of
 from tasks.training import compile
 from tasks.training.finetune.settings import PretrainingSettings
@@ -50,28 +50,19 @@ class _Equal:
 
 def refuse_limits(net: SuperNet, settings: Settings, rules: Mapping[str, Rules]) -> None:
     """UserError for limits of memory, parameters and multiply-accumulates that no SubNet keeps. rules: by device."""
-    known = _without_measured(settings, rules)
-    searches = [tuple(rules)] if settings.together else [(device,) for device in rules]
-    for devices in searches:
+    known = {device: settings.limits_of(device).model_copy(update=MEASURED) for device in rules}
+    settings = settings.model_copy(update={"limits": WinnerLimits(), "device_limits": known})
+    for devices in [tuple(rules)] if settings.together else [(device,) for device in rules]:
         targets = [Target(name=device, latency=_Equal(), rules=rules[device]) for device in devices]
-        _refuse(net, costs_of(net, targets, known), len(targets))
-
-
-def _without_measured(settings: Settings, devices: Mapping[str, Rules]) -> Settings:
-    limits = {device: settings.limits_of(device).model_copy(update=MEASURED) for device in devices}
-    return settings.model_copy(update={"limits": WinnerLimits(), "device_limits": limits})
-
-
-def _refuse(net: SuperNet, costs: Sequence[Cost], timed: int) -> None:
-    if len(costs) == timed:
-        return
-    latency, *others = (cost.model for cost in costs)
-    problem = Problem(net.space, latency, _Equal(), tuple(others), timed=timed)
-    limits = np.array([cost.limit for cost in costs])
-    rng = np.random.default_rng(0)
-    smallest = least(problem, rng, lambda scores: scores.excess(limits), limits)
-    if not problem.evaluate(smallest[None]).within(limits)[0]:
-        raise refusal(problem, costs, limits, rng)
+        costs = costs_of(net, targets, settings)
+        if len(costs) == len(targets):
+            continue
+        latency, *others = (cost.model for cost in costs)
+        problem = Problem(net.space, latency, _Equal(), tuple(others), timed=len(targets))
+        limits, rng = np.array([cost.limit for cost in costs]), np.random.default_rng(0)
+        smallest = least(problem, rng, partial(Scores.excess, budgets=limits), limits)
+        if not problem.evaluate(smallest[None]).within(limits)[0]:
+            raise refusal(problem, costs, limits, rng)
 
 
 REACHABLE = 0.25
@@ -127,14 +118,11 @@ class BudgetCheck:
         folder = self.out / device.name
         with tempfile.TemporaryDirectory() as name, device.agent() as client:
             net.save(Path(name))
-            meter = SubNetMeter(
-                tailor_ir.load(Path(name), batch=device.batch), client, self.timing.measure, self.timing.limits
-            )
+            batched = tailor_ir.load(Path(name), batch=device.batch)
+            meter = SubNetMeter(batched, client, self.timing.measure, self.timing.limits)
             folder.mkdir(parents=True, exist_ok=True)
-            found = meter.measure(
-                [net.max_config, net.min_config], folder / TIMED_FILE, self.progress, "time the smallest SubNet"
-            )
-        return found[1].p50_ms
+            ends, file = [net.max_config, net.min_config], folder / TIMED_FILE
+            return meter.measure(ends, file, self.progress, "time the smallest SubNet")[1].p50_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +141,7 @@ class UncompiledNetwork:
 
 
 def network(
-    given: UncompiledNetwork, search: SearchSettings, rules: Mapping[str, Rules], budgets: BudgetCheck
+    given: UncompiledNetwork, search: Settings, rules: Mapping[str, Rules], budgets: BudgetCheck
 ) -> compile.SpaceSizes:
     """Compile a network with random weights; returns the sizes of its space. rules: of memory, by device.
 
@@ -168,7 +156,7 @@ def network(
     return compile.sizes(net.space)
 
 
-def supernet(folder: Path, search: SearchSettings, rules: Mapping[str, Rules]) -> compile.SpaceSizes:
+def supernet(folder: Path, search: Settings, rules: Mapping[str, Rules]) -> compile.SpaceSizes:
     """The sizes of a SuperNet's space. UserError for limits that no SubNet keeps."""
     net = tailor_ir.load(folder)
     refuse_limits(net, search, rules)

@@ -29,11 +29,13 @@ def beam_descent(problem: Problem, width: int, limits: Values | None = None) -> 
     A modification lowers one variable to its next choice that is predicted faster. SubNets are ranked by the accuracy lost per
     ms gained since the largest SubNet. All SubNets met are returned: they are starts for all budgets.
 
-    limits: (K,); with limits, the time of a SubNet grows by the shares by which it exceeds them (`_strain`).
+    limits: (K,); with limits, the time of a SubNet grows by the shares by which it exceeds them.
     """
 
     def cost(codes: Codes) -> Values:
-        return _strain(problem, problem.evaluate(codes), limits)
+        scores = problem.evaluate(codes)
+        pace = problem.pace(scores)
+        return pace if limits is None else pace * (1 + scores.excess(limits))
 
     beam = problem.space.canonical_codes(problem.largest[None])
     top, highest = problem.evaluate(beam), cost(beam)
@@ -46,12 +48,6 @@ def beam_descent(problem: Problem, width: int, limits: Values | None = None) -> 
         met.append(beam)
     codes = unique_rows(np.concatenate(met))
     return Archive(codes, problem.evaluate(codes))
-
-
-def _strain(problem: Problem, scores: Scores, limits: Values | None) -> Values:
-    """The pace (n,), increased by the share that is beyond each limit."""
-    pace = problem.pace(scores)
-    return pace if limits is None else pace * (1 + scores.excess(limits))
 
 
 def _faster_children(problem: Problem, beam: Codes, cost: Callable[[Codes], Values]) -> Codes:
@@ -166,11 +162,7 @@ def refusal(problem: Problem, costs: Sequence[Cost], budgets: Values, rng: np.ra
 
 def _smallest(problem: Problem, cost: Cost, column: int, budgets: Values, rng: np.random.Generator) -> float | None:
     """The least of one cost within budgets (K,); None if no SubNet within them was found."""
-
-    def own(scores: Scores) -> Values:
-        return scores.costs[:, column]
-
-    code = least(problem, rng, own, budgets)[None]
+    code = least(problem, rng, lambda scores: scores.costs[:, column], budgets)[None]
     return float(cost.predict(code)[0]) if problem.evaluate(code).within(budgets)[0] else None
 
 

@@ -4,11 +4,11 @@ Codes are integer matrices (n, V): one row for each SubNet, one column for each 
 choice; the last index is the variable's largest choice. Each different SubNet is predicted once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from tasks.prediction.resources import MJ, EnergyPredictor, MemoryPredictor, Mem
 from tasks.prediction.sums import Sums
 
 MAX_LEVELS = 5  # of uniform codes
+
+T = TypeVar("T")
 
 
 class SearchSpace(Protocol):
@@ -94,7 +96,7 @@ class Problem:
     timed: int = 1
     measured: bool = False
     evaluations: int = 0
-    _memo: dict[bytes, tuple[float, ...]] = field(default_factory=dict)
+    _memo: dict[bytes, list[float]] = field(default_factory=dict)
     _idle: dict[bytes, NDArray[np.bool_]] = field(default_factory=dict)
 
     def pace(self, scores: Scores) -> Values:
@@ -135,13 +137,8 @@ class Problem:
 
     def evaluate(self, codes: Codes) -> Scores:
         """Scores of canonical codes (n, V); only codes that were not seen before reach the predictors."""
-        keys = row_keys(codes)
-        fresh = {key: row for row, key in enumerate(keys) if key not in self._memo}
-        if fresh:
-            rows = codes[list(fresh.values())]
-            table = np.column_stack(self.predict(rows))
-            self._memo.update(zip(fresh, map(tuple, table.tolist()), strict=True))
-        table = np.array([self._memo[key] for key in keys], np.float64).reshape(len(keys), len(self.costs) + 1)
+        rows = _remembered(self._memo, codes, lambda fresh: np.column_stack(self.predict(fresh)).tolist())
+        table = np.array(rows, np.float64).reshape(len(codes), len(self.costs) + 1)
         return Scores(table[:, :-1], table[:, -1])
 
     def within(self, codes: Codes, budgets: float | Values) -> NDArray[np.bool_]:
@@ -162,17 +159,15 @@ class Problem:
 
     def without_effect(self, codes: Codes) -> NDArray[np.bool_]:
         """Whether each variable of canonical codes (n, V) has no effect, e.g. in skipped blocks; (n, V)."""
-        keys = row_keys(codes)
-        fresh = {key: row for row, key in enumerate(keys) if key not in self._idle}
-        if fresh:
-            rows = codes[list(fresh.values())]
-            number, variables = rows.shape
-            repeated = np.repeat(rows, variables, axis=0)
+
+        def idle(fresh: Codes) -> NDArray[np.bool_]:
+            number, variables = fresh.shape
+            repeated = np.repeat(fresh, variables, axis=0)
             changed = repeated.copy()
             changed[np.arange(len(changed)), np.tile(np.arange(variables), number)] = 0
-            same = (self.space.canonical_codes(changed) == repeated).all(axis=1)
-            self._idle.update(zip(fresh, same.reshape(rows.shape), strict=True))
-        return np.array([self._idle[key] for key in keys], bool).reshape(codes.shape)
+            return (self.space.canonical_codes(changed) == repeated).all(axis=1).reshape(fresh.shape)
+
+        return np.array(_remembered(self._idle, codes, idle), bool).reshape(codes.shape)
 
     @staticmethod
     def _numbers(model: object, values: Values) -> Values:
@@ -184,6 +179,15 @@ class Problem:
                 next_step="run the predict stage again: autotailor predict …",
             )
         return values
+
+
+def _remembered(memo: dict[bytes, T], codes: Codes, found: Callable[[Codes], Iterable[T]]) -> list[T]:
+    """A value for each row of codes (n, V), from the memo. found: computes the values of new rows."""
+    keys = row_keys(codes)
+    fresh = {key: row for row, key in enumerate(keys) if key not in memo}
+    if fresh:
+        memo.update(zip(fresh, found(codes[list(fresh.values())]), strict=True))
+    return [memo[key] for key in keys]
 
 
 def row_keys(codes: Codes) -> list[bytes]:

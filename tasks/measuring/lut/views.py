@@ -16,13 +16,7 @@ from pyarrow import csv
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
-from tasks.measuring.lut.entry import (
-    SCHEMA,
-    ProfilingMethod,
-    Row,
-    complaint,
-    device_of,
-)
+from tasks.measuring.lut.entry import SCHEMA, ProfilingMethod, Row, complaint, device_of
 
 SAMPLES_FIRST = {
     *(

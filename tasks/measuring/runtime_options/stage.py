@@ -246,20 +246,15 @@ def run(
         failed |= timer.drop_failures()
         descent = Descent(settings, found.engine_options, timer, check.difference, by_operator)
         chosen, gain = _chosen(settings, fixed, descent, found)
-    return (
-        _file(device.name, found, chosen, fixed)
-        .model_copy(
-            update={
-                "gain": gain,
-                "tried": tuple(descent.tried),
-                "left_out": tuple(descent.left_out),
-                "subnets": tuple(_timed(maker.kinds, timer, chosen)),
-                "failed": failed,
-                "measured_s": round(timer.spent_s, 3),
-            }
-        )
-        .write(out / ENGINE_FILE)
-    )
+    measured = {
+        "gain": gain,
+        "tried": tuple(descent.tried),
+        "left_out": tuple(descent.left_out),
+        "subnets": tuple(_timed(maker.kinds, timer, chosen)),
+        "failed": failed,
+        "measured_s": round(timer.spent_s, 3),
+    }
+    return _file(device.name, found, chosen, fixed).model_copy(update=measured).write(out / ENGINE_FILE)
 
 
 def _where(device: str) -> str:
@@ -272,9 +267,8 @@ def _fixed(settings: Settings, device: str, found: Capabilities) -> Engine:
     try:
         engine.settled(found.engine_options)
     except AgentError as error:
-        raise UserError(
-            _where(device), str(error), next_step=f"change engine.fixed or device.{device}.engine"
-        ) from error
+        next_step = f"change engine.fixed or device.{device}.engine"
+        raise UserError(_where(device), str(error), next_step=next_step) from error
     return engine
 
 

@@ -8,18 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from tasks.operations.nightly.noise import (
-    LEAST_ROUNDS,
-    DrawnFront,
-    Scatter,
-    holm,
-    largest_of,
-    p_larger,
-    p_slower,
-    p_smaller,
-    ratio_at_equal_accuracy,
-    typical_ms,
-)
+from tasks.operations.nightly import noise
 from tasks.operations.nightly.records import (
     DeviceNight,
     Finding,
@@ -79,10 +68,13 @@ def compare(settings: Settings, earlier: Sequence[Night], before: Night | None, 
     tests = [test for device in found for test in device.tests()]
     first, second = list(before.accuracy_errors.values()), list(now.accuracy_errors.values())
     if first and second and first != second:
-        means, p_value = (float(np.mean(first)), float(np.mean(second))), p_larger(first, second, settings.error_points)
+        means, p_value = (
+            (float(np.mean(first)), float(np.mean(second))),
+            noise.p_larger(first, second, settings.error_points),
+        )
         what = "mean error on held-out SubNets"
         tests.append(_finding("", "accuracy predictor", what, "", means, "points", p_value))
-    rejected = holm([test.p_value for test in tests], settings.false_alarms)
+    rejected = noise.holm([test.p_value for test in tests], settings.false_alarms)
     findings = [test for test, is_worse in zip(tests, rejected, strict=True) if is_worse]
     notes = [f"{name}: was not in the night before: not compared" for name in now.devices if name not in before.devices]
     notes += [f"{name}: is no device of tonight's run" for name in before.devices if name not in now.devices]
@@ -127,7 +119,7 @@ class _Device:
         self._fronts = [_front(one, count) for one, count in zip((self._before, self._now), images, strict=True)]
         times = self._before.times
         largest = next((one.rounds_ms for one in times.subnets if one.digest == times.largest), ())
-        self._reference_ms = typical_ms(largest) if largest else None
+        self._reference_ms = noise.typical_ms(largest) if largest else None
         self._tolerated = max(settings.slower, _usual_change(earlier, name, settings.false_alarms))
         self._notes = [] if alike else ["latencies were measured otherwise the night before: not compared"]
         if alike and not self._pairs:
@@ -139,21 +131,23 @@ class _Device:
             yield self._slower(one, other)
         if areas := self._areas():
             first, second = (float(one.mean()) for one in areas)
-            p_value = p_smaller(*areas, self._settings.smaller_front)
+            p_value = noise.p_smaller(*areas, self._settings.smaller_front)
             yield _finding(self.name, "front", "area under the front", "", (first, second), "area", p_value)
         before, now = self._errors
         if before and now and before != now:
-            p_value, what = p_larger(before, now, self._settings.error_points), "median error on held-out SubNets"
+            p_value, what = noise.p_larger(before, now, self._settings.error_points), "median error on held-out SubNets"
             yield _finding(self.name, "latency predictor", what, "", (median(before), median(now)), "%", p_value)
 
     def told(self) -> ComparedDevice:
         """Both nights of this device, with or without findings."""
         ratios = [
-            typical_ms(now.rounds_ms) / typical_ms(before.rounds_ms) for before, now in self._pairs if not now.reason
+            noise.typical_ms(now.rounds_ms) / noise.typical_ms(before.rounds_ms)
+            for before, now in self._pairs
+            if not now.reason
         ]
         most = 1 + self._tolerated
         areas, fronts = self._areas(), self._fronts
-        ratio = ratio_at_equal_accuracy(fronts[0], fronts[1]) if fronts[0] and fronts[1] and self._pairs else None
+        ratio = noise.ratio_at_equal_accuracy(fronts[0], fronts[1]) if fronts[0] and fronts[1] and self._pairs else None
         first, second = (median(errors) if errors else None for errors in self._errors)
         return ComparedDevice(
             areas=None if areas is None else (float(areas[0].mean()), float(areas[1].mean())),
@@ -174,12 +168,12 @@ class _Device:
 
     def _slower(self, before: AnyRounds, now: AnyRounds) -> Finding:
         kind: FindingKind = "operator" if isinstance(now, OperatorRounds) else "SubNet"
-        first = typical_ms(before.rounds_ms)
+        first = noise.typical_ms(before.rounds_ms)
         if now.reason:
             what = f"{now.title} fails: {now.reason}"
             return _finding(self.name, kind, what, now.digest, (first, None), "ms", 0.0)
-        p_value = p_slower(before.rounds_ms, now.rounds_ms, self._tolerated, self._scatters[type(now)])
-        times = first, typical_ms(now.rounds_ms)
+        p_value = noise.p_slower(before.rounds_ms, now.rounds_ms, self._tolerated, self._scatters[type(now)])
+        times = first, noise.typical_ms(now.rounds_ms)
         return _finding(self.name, kind, now.title, now.digest, times, "ms", p_value)
 
     @property
@@ -195,24 +189,28 @@ def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, 
         (before.times.operators, now.times.operators),
         (before.times.subnets, now.times.subnets),
     ):
-        known: dict[str, AnyRounds] = {one.digest: one for one in first if len(one.rounds_ms) >= LEAST_ROUNDS}
+        known: dict[str, AnyRounds] = {one.digest: one for one in first if len(one.rounds_ms) >= noise.LEAST_ROUNDS}
         for one in second:
-            if one.digest in known and (one.reason or len(one.rounds_ms) >= LEAST_ROUNDS):
+            if one.digest in known and (one.reason or len(one.rounds_ms) >= noise.LEAST_ROUNDS):
                 yield known[one.digest], one
 
 
-def _scatters(pairs: Sequence[tuple[AnyRounds, AnyRounds]], kind: type[AnyRounds]) -> tuple[Scatter, Scatter]:
+def _scatters(
+    pairs: Sequence[tuple[AnyRounds, AnyRounds]], kind: type[AnyRounds]
+) -> tuple[noise.Scatter, noise.Scatter]:
     """Scatter of the rounds of operators, or of SubNets: in the night before and tonight."""
     known = [(before, now) for before, now in pairs if isinstance(now, kind) and not now.reason]
-    return Scatter.fit(before.rounds_ms for before, _ in known), Scatter.fit(now.rounds_ms for _, now in known)
+    return noise.Scatter.fit(before.rounds_ms for before, _ in known), noise.Scatter.fit(
+        now.rounds_ms for _, now in known
+    )
 
 
-def _front(device: DeviceNight, images: int | None) -> DrawnFront | None:
-    rows = [(one.rounds_ms, one.accuracy) for one in device.times.subnets if len(one.rounds_ms) >= LEAST_ROUNDS]
+def _front(device: DeviceNight, images: int | None) -> noise.DrawnFront | None:
+    rows = [(one.rounds_ms, one.accuracy) for one in device.times.subnets if len(one.rounds_ms) >= noise.LEAST_ROUNDS]
     points = [(rounds, accuracy) for rounds, accuracy in rows if accuracy is not None]
     if not points:
         return None
-    return DrawnFront.draw([rounds for rounds, _ in points], [accuracy for _, accuracy in points], images)
+    return noise.DrawnFront.draw([rounds for rounds, _ in points], [accuracy for _, accuracy in points], images)
 
 
 def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
@@ -228,10 +226,10 @@ def _usual_change(nights: Sequence[Night], name: str, level: float) -> float:
         if not alike or any(finding.device == name for finding in now.findings):
             continue
         logs = [
-            abs(math.log(typical_ms(other.rounds_ms) / typical_ms(one.rounds_ms)))
+            abs(math.log(noise.typical_ms(other.rounds_ms) / noise.typical_ms(one.rounds_ms)))
             for one, other in _shared(first, second)
             if not other.reason
         ]
         if logs:
             changes.append(float(np.quantile(logs, USUAL_SHARE)))
-    return math.expm1(largest_of(changes, level)) if len(changes) >= LEAST_CHANGES else 0.0
+    return math.expm1(noise.largest_of(changes, level)) if len(changes) >= LEAST_CHANGES else 0.0

@@ -172,7 +172,7 @@ class Around:
         taken = set(row_keys(known))
         best, scores = self.winners[:0], np.zeros(0)
         for codes in self._near(center):
-            fits = codes[self._fits(codes, limits_ms)]
+            fits = self._fitting(codes, limits_ms)
             best, scores = np.concatenate([best, fits]), np.concatenate([scores, self.problem.accuracy.score(fits)])
             shares = (self._predicted_ms(best) / limits_ms).max(axis=1)
             rows = _first(best, np.lexsort((shares, -scores)), count, taken)
@@ -183,7 +183,7 @@ class Around:
         """The code that repeated calls of `best` reach from the best of codes (n, V) within predicted latencies (D,).
         The first code if none is within them.
         """
-        fits = starts[self._fits(starts, limits_ms)]
+        fits = self._fitting(starts, limits_ms)
         if not len(fits):
             return starts[0]
         score = self.problem.accuracy.score
@@ -201,9 +201,8 @@ class Around:
         for start in range(0, len(singles), step):
             yield neighbours(self.problem.space, singles[start : start + step]).codes
 
-    def _fits(self, codes: Codes, limits_ms: Values) -> NDArray[np.bool_]:
-        fits: NDArray[np.bool_] = np.all(self._predicted_ms(codes) <= limits_ms, axis=1)
-        return fits
+    def _fitting(self, codes: Codes, limits_ms: Values) -> Codes:
+        return codes[np.all(self._predicted_ms(codes) <= limits_ms, axis=1)]
 
     def _predicted_ms(self, codes: Codes) -> Values:
         """Predicted latencies (n, D) by device. Infinite if an operator has no latency, and beyond the limits."""
@@ -280,7 +279,8 @@ class Pool:
         self._net, self._accuracy, self._timed = net, accuracy, len(targets)
         self._settings = SearchSettings.model_validate(fronts[0].settings)
         self._costs = costs_of(net, targets, self._settings)
-        self._problem = self._problem_of(accuracy)
+        latency, *others = (cost.model for cost in self._costs)
+        self._problem = Problem(net.space, latency, accuracy, tuple(others), timed=self._timed)
         self._limits = np.array([cost.limit for cost in self._costs])
         self.budgets_ms = [
             tuple(row.budget_ms for row in rows) for rows in zip(*(front.winners for front in fronts), strict=True)
@@ -293,10 +293,6 @@ class Pool:
         self.configs |= {digest: uniform[digest] for digest, keeps in zip(uniform, kept, strict=True) if keeps}
         self.configs |= {net.space.digest(config): config for config in self._parts()}
 
-    def _problem_of(self, accuracy: AccuracyPredictor) -> Problem:
-        latency, *others = (cost.model for cost in self._costs)
-        return Problem(self._net.space, latency, accuracy, tuple(others), timed=self._timed)
-
     def _parts(self) -> Iterator[Config]:
         """The winners of each budget among SubNets that differ in sizes alone, and among those in alternatives alone.
 
@@ -308,7 +304,7 @@ class Pool:
         both = is_block.any() and not is_block.all()
         for unchanged in (is_block, ~is_block) if both else ():
             names = {variable.name for variable, stays in zip(variables, unchanged, strict=True) if stays}
-            problem = self._problem_of(AccuracyPredictor(self._accuracy.table, names))
+            problem = replace(self._problem, accuracy=AccuracyPredictor(self._accuracy.table, names), _memo={})
             method = method_of(problem, self._net.space, self._settings, self._limits)
             for budgets_ms in self.budgets_ms:
                 code = self._within(method, budgets_ms)
