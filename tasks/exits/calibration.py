@@ -140,8 +140,24 @@ class HeldOut:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_shapes(self)
-        _check_values(self)
+        shape, labels_N, latency_ms_E = self.logits_NEK.shape, self.labels_N, self.latency_ms_E
+        if len(shape) != 3 or not shape[0] or not shape[1]:
+            raise UserError("exits", f"logits of shape {shape}", allowed="(images, exits, classes)")
+        if shape[2] < 2:
+            raise UserError("exits", f"{shape[2]} class of answers", allowed="classifiers with two or more")
+        wanted = {"labels": (labels_N.shape, shape[:1]), "latency_ms": (latency_ms_E.shape, shape[1:2])}
+        for name, (got, expected) in wanted.items():
+            if got != expected:
+                allowed = f"{expected}, as the logits of shape {shape}"
+                raise UserError("exits", f"{name} of shape {got}", allowed=allowed)
+        if labels_N.min() < 0 or labels_N.max() >= shape[2]:
+            labels = f"labels from {labels_N.min()} to {labels_N.max()}"
+            next_step = "take held-out images of the data that the network was trained for"
+            raise UserError("exits", labels, allowed=f"0 to {shape[2] - 1}, the network's classes", next_step=next_step)
+        if not np.isfinite(self.logits_NEK).all():
+            raise UserError("exits", "logits that are no numbers", next_step="train the exits again")
+        if not (np.isfinite(latency_ms_E) & (latency_ms_E > 0)).all():
+            raise UserError("exits", f"latencies {latency_ms_E.tolist()}", allowed="positive numbers [ms]")
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -166,45 +182,6 @@ class HeldOut:
         answers_NE, confidences_NE = self.traced(measure, full_exit)
         right_NE = (answers_NE == self.labels_N[:, None]).astype(np.int64)
         return ExitAnswers(confidences_NE, right_NE[:, full_exit:] - right_NE)
-
-
-def check_exits(held_out: HeldOut) -> None:
-    """Raise UserError if an exit gives the same answer to all images."""
-    answers_NE = held_out.logits_NEK.argmax(2)
-    if len(np.unique(held_out.labels_N)) > 1:
-        for place, same in enumerate((answers_NE == answers_NE[0]).all(0)):
-            if same:
-                raise UserError(
-                    f"exit {held_out.names[place] if held_out.names else place}",
-                    f"answers class {answers_NE[0, place]} to all {len(held_out)} images",
-                    next_step="train it longer, or leave it out",
-                )
-
-
-def _check_shapes(held_out: HeldOut) -> None:
-    shape = held_out.logits_NEK.shape
-    if len(shape) != 3 or not shape[0] or not shape[1]:
-        raise UserError("exits", f"logits of shape {shape}", allowed="(images, exits, classes)")
-    if shape[2] < 2:
-        raise UserError("exits", f"{shape[2]} class of answers", allowed="classifiers with two or more")
-    for name, got, expected in (
-        ("labels", held_out.labels_N.shape, shape[:1]),
-        ("latency_ms", held_out.latency_ms_E.shape, shape[1:2]),
-    ):
-        if got != expected:
-            raise UserError("exits", f"{name} of shape {got}", allowed=f"{expected}, as the logits of shape {shape}")
-
-
-def _check_values(held_out: HeldOut) -> None:
-    classes, labels_N, latency_ms_E = held_out.logits_NEK.shape[2], held_out.labels_N, held_out.latency_ms_E
-    if labels_N.min() < 0 or labels_N.max() >= classes:
-        got = f"labels from {labels_N.min()} to {labels_N.max()}"
-        next_step = "take held-out images of the data that the network was trained for"
-        raise UserError("exits", got, allowed=f"0 to {classes - 1}, the network's classes", next_step=next_step)
-    if not np.isfinite(held_out.logits_NEK).all():
-        raise UserError("exits", "logits that are no numbers", next_step="train the exits again")
-    if not (np.isfinite(latency_ms_E) & (latency_ms_E > 0)).all():
-        raise UserError("exits", f"latencies {latency_ms_E.tolist()}", allowed="positive numbers [ms]")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -312,7 +289,13 @@ class CalibratedExits:
 
 def calibrate(held_out: HeldOut, settings: PromiseSettings, rng: np.random.Generator) -> CalibratedExits:
     """Thresholds with a promise. UserError: too few images for the promise, or an exit that always gives the same answer."""
-    check_exits(held_out)
+    answers_NE = held_out.logits_NEK.argmax(2)
+    always_E = np.flatnonzero((answers_NE == answers_NE[0]).all(0))
+    if len(np.unique(held_out.labels_N)) > 1 and len(always_E):
+        place = int(always_E[0])
+        where = f"exit {held_out.names[place] if held_out.names else place}"
+        got = f"answers class {answers_NE[0, place]} to all {len(held_out)} images"
+        raise UserError(where, got, next_step="train it longer, or leave it out")
     needed = settings.images_needed()
     if len(held_out) < needed:
         promised = f"at most {settings.epsilon:.2%} of accuracy lost, with {settings.confidence:.1%} confidence"

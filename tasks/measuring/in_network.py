@@ -1,12 +1,8 @@
 """Operators timed in situ: layer by layer inside a few SubNets that together contain all operators.
 
-The overhead of timing layers: a few microseconds for each layer that runs.
-
-A runtime that times a layer reads a clock and writes an event, which adds to the layer's time. SubNets that are timed as a
-whole have no such overhead. The ratio of the sum of a SubNet's layers to its whole time grows with the number of layers per
-millisecond, and the slope is the overhead of one layer. The overhead matters if layers are many and short.
-
-Timing of operators inside whole SubNets, and the look-up table entries computed from it.
+A runtime that times a layer reads a clock and writes an event, which adds a few microseconds to the layer's time. SubNets
+that are timed as a whole have no such overhead. The ratio of the sum of a SubNet's layers to its whole time grows with the
+number of layers per millisecond, and the slope is the overhead of one layer.
 
 Every SubNet is written to a file as soon as it is measured, so that a killed run resumes with the next one.
 """

@@ -1,13 +1,9 @@
-"""Matching of layers without the SubNet's names to operators, by the order in which both run.
-
-Convolutions and matrix products are separate layers in any runtime, so they mark the position of layers in the SubNet.
-
-Whole SubNets for a device, without weights, in which each layer that the device runs belongs to one operator.
+"""Whole SubNets for a device, without weights, in which each layer that the device runs belongs to one operator.
 
 onnxruntime gets the SubNet itself and names its layers after the SubNet's values. In int8 the SubNet has weights, and
 conversions between fp32 and int8 are layers that are named after the values, too. An NCNN file keeps no names, so the network
 is joined from the files of its operators, each of which is converted once. ExecuTorch names layers only by their kinds, and
-runs them in the order of the SubNet.
+runs them in the order of the SubNet; convolutions and matrix products, separate layers in any runtime, mark their positions.
 """
 
 import re
@@ -161,7 +157,10 @@ def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int
     they prepare an operator's input, as the first layers do, they belong to the operator behind them.
     """
     numbers = {name: number for number, one in enumerate(placed.operators) for name in one.names}
-    owners = [_longest_known(layer.name, numbers) for layer in layers]
+    owners = []
+    for layer in layers:  # the longest known prefix counts: "_nchwc", "/Gemm0" or "_token_7" may be appended
+        beginnings = (layer.name[:end] for end in range(len(layer.name), 0, -1))
+        owners.append(next((numbers[name] for name in beginnings if name in numbers), None))
     for position in range(len(owners) - 2, -1, -1):
         layer = layers[position]
         if owners[position] is None and (layer.kind == "ReorderInput" or layer.name.startswith("gemm_input")):
@@ -170,8 +169,3 @@ def _by_name(layers: Sequence[LayerTiming], placed: PlacedOperators) -> list[int
     for position, owner in enumerate(owners):
         owners[position] = last = last if owner is None else owner
     return owners
-
-
-def _longest_known(name: str, numbers: Mapping[str, int]) -> int | None:
-    """The entry for the longest known prefix of a name: "_nchwc", "/Gemm0" or "_token_7" may be appended."""
-    return next((numbers[name[:end]] for end in range(len(name), 0, -1) if name[:end] in numbers), None)

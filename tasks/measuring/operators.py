@@ -1,11 +1,8 @@
-"""Stage "enumerate": every operator of any SubNet of a SuperNet, once, with one SubNet that has it.
+"""Stage "enumerate": every operator of any SubNet of a SuperNet; and a few SubNets that together contain every operator.
 
-A few SubNets that together contain every operator, for measuring in situ.
-
-An operator depends on few variables, so one SubNet can cover many new operators. SubNets are chosen greedily: each begins with
-a missing operator; then the other variables are set one at a time to the choice that covers most new operators, until no single
-change covers more. Operators share the caches, and greedily chosen SubNets are not typical. If they are few, random SubNets
-with the rarest operators follow.
+SubNets are chosen greedily: each begins with a missing operator; then the other variables are set one at a time to the choice
+that covers most new operators, until no single change covers more. Operators share the caches, and greedily chosen SubNets are
+not typical. If they are few, random SubNets with the rarest operators follow.
 """
 
 import time

@@ -1,7 +1,4 @@
-"""Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured.
-
-Limits on memory, parameters and multiply-accumulates follow from a SuperNet alone, and are checked before a search.
-"""
+"""Stage "check": refuse an impossible network, space, limit or budget before anything is trained or measured."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

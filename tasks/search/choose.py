@@ -1,11 +1,7 @@
-"""Choosing: one SubNet of a finished search by a rule, or two SubNets side by side.
-
-Rules that choose one SubNet among the winners of a search for the budgets of one device.
+"""Choosing: one SubNet of a finished search by a rule, or two SubNets side by side by their names on the command line.
 
 Latencies [ms] on the device are predictions. Accuracies (fractions, validation split) are predictions, too, unless the search
 measured them.
-
-Names of a SubNet on the command line: a budget, a digest, a file, an end or the knee of the front.
 """
 
 import difflib

@@ -1,7 +1,4 @@
-"""Descents from the largest SubNet: good starts for every budget, and the SubNets with the least cost.
-
-Refusals of infeasible budgets and limits, with the nearest feasible values.
-"""
+"""Descents from the largest SubNet: good starts for every budget, and least costs, also for refusals of infeasible budgets."""
 
 import math
 from collections.abc import Callable, Sequence

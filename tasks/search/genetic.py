@@ -3,27 +3,22 @@
 Source: OFA (ICLR 2020), evolution finder: a population of 100, a quarter of it parents, half of the children mutated
 (each variable with probability 0.1), half crossed. Children beyond a budget are repaired, not drawn anew.
 
-This search adds to OFA's:
-
-- A population begins with SubNets around the largest and around the fastest SubNet.
-- At a plateau, SubNets around the best SubNet join the population, until they bring no improvement.
-- Then a second population begins without the starts. Two populations rarely end at the same SubNet unless it is the
-  optimum.
-- At the end, SubNets are built around the best neighbours of the winner.
+This search adds to OFA's: a population begins with SubNets around the largest and around the fastest SubNet; at a
+plateau, SubNets around the best SubNet join it, until they bring no improvement; then a second population begins
+without the starts (two rarely end at the same SubNet unless it is the optimum); at the end, SubNets are built around
+the best neighbours of the winner.
 
 Around a known SubNet, one modification is decided, then all other variables are chosen anew to match it. Another
-resolution or depth pays only together with other widths. A converged population changes few variables at a time, so it
-can leave its resolution or its depth only through worse SubNets. Around a SubNet many variables change at once:
+resolution or depth pays only together with other widths, which a converged population, changing few variables at a
+time, reaches only through worse SubNets. Around a SubNet many variables change at once:
 
 1. The predictors give the score and the costs of every single modification of the SubNet.
 2. A Lagrangian price of the costs decides the best choice of every variable. Bisection finds the lowest price whose
   SubNet keeps the budgets.
 3. The rest of the budgets is spent on further choices, one at a time.
 
-The costs and the score may be of any kind; they need not be sums of tables.
-
-The choices of skipped blocks have no effect, so they would stay the same. A second form of each SubNet has skipped
-blocks at their smallest choices: in the second form, adding a skipped block again is cheap.
+The costs and the score may be of any kind. The choices of skipped blocks have no effect, so they would stay the same;
+in a second form of each SubNet they are the smallest, so that adding a skipped block again is cheap.
 """
 
 from dataclasses import dataclass, field
@@ -233,7 +228,7 @@ class _Search:
         for generation in range(1, generations + 1):
             parents = population[: max(2, round(self.settings.parent_share * self.settings.population))]
             children = self._children(parents, self.settings.population - len(parents))
-            children = self._repaired(children)
+            children = repair(self.problem, children, self.budgets, self.fastest, self.rng)
             population, scores = _ranked(self.problem, np.concatenate([parents, children]))
             stalled = 0 if scores.score[0] > best + IMPROVEMENT else stalled + 1
             best = scores.score[0]
@@ -274,10 +269,8 @@ class _Search:
         fits = starts[problem.within(starts, self.budgets)]
         kept = _ranked(problem, np.concatenate([fits, fastest[None]]))[0][: self.settings.population // 2]
         drawn = problem.space.random_codes(self.settings.population - len(kept), self.rng)
-        return _ranked(problem, np.concatenate([kept, self._repaired(drawn)]))[0]
-
-    def _repaired(self, codes: Codes) -> Codes:
-        return repair(self.problem, codes, self.budgets, self.fastest, self.rng)
+        drawn = repair(problem, drawn, self.budgets, fastest, self.rng)
+        return _ranked(problem, np.concatenate([kept, drawn]))[0]
 
     def _children(self, parents: Codes, n: int) -> Codes:
         """n canonical children (n, V): mutations, then uniform crossovers.

@@ -42,11 +42,18 @@ class EvolvedFront:
             eliminate_duplicates=True,
         )
         algorithm.setup(objectives, termination=get_termination("n_gen", settings.generations), seed=settings.seed)
-        plateau = _Plateau(settings.plateau)
         self.stopped = "all generations used"
+        volume: HV | None = None
+        best, waited = 0.0, 0
         while algorithm.has_next():
             algorithm.next()
-            if plateau.reached(*algorithm.pop.get("F", "feas")):
+            values, feasible = algorithm.pop.get("F", "feas")
+            values = values[feasible.ravel()]
+            volume = volume or HV(ref_point=values.max(axis=0))  # the worst corner of the first population
+            waited += 1
+            if (found := float(volume(values))) > (1 + GROWTH) * best:
+                best, waited = found, 0
+            if waited >= settings.plateau:
                 self.stopped = f"plateau: the front grew by less than {GROWTH:.1%} in {settings.plateau} generations"
                 break
         if algorithm.termination.force_termination:
@@ -111,25 +118,6 @@ class _CanonicalRepair(Repair):
 
     def _do(self, _problem: Objectives, x: Codes, **_kwargs: Any) -> Codes:
         return self._space.canonical_codes(x.astype(np.int64))
-
-
-class _Plateau:
-    """Counts generations in which the hypervolume has not grown. Its reference is the worst corner of the first population."""
-
-    def __init__(self, patience: int) -> None:
-        self._patience, self._waited, self._best = patience, 0, 0.0
-        self._volume: HV | None = None
-
-    def reached(self, objectives: Values, feasible: NDArray[np.bool_]) -> bool:
-        """Whether the plateau has lasted long enough. objectives: (n, M), of a population."""
-        objectives = objectives[feasible.ravel()]
-        if self._volume is None:
-            self._volume = HV(ref_point=objectives.max(axis=0))
-        found = float(self._volume(objectives))
-        self._waited += 1
-        if found > (1 + GROWTH) * self._best:
-            self._best, self._waited = found, 0
-        return self._waited >= self._patience
 
 
 class Nsga2(Method):

@@ -155,8 +155,9 @@ def find_winners(
     given = [list(budgets) for budgets in asked if budgets is not None]
     if given:
         rows = sorted(set(zip(*given, strict=True)))
-        for row in rows:
-            _refuse_infeasible(problem, method, costs, _bounds(row, costs), rng)
+        for budgets in (_bounds(row, costs) for row in rows):
+            if not problem.evaluate(quickest[None]).within(budgets)[0]:
+                _refuse_infeasible(problem, method, costs, budgets, rng)
     else:
         rows = _ladder(problem, method, settings.budget_count, limited=bool(np.isfinite(limits).any()))
     winners: list[BestCode] = []
@@ -172,10 +173,7 @@ def find_winners(
 def _refuse_infeasible(
     problem: Problem, method: Method, costs: Sequence[Cost], budgets: Values, rng: np.random.Generator
 ) -> None:
-    quickest = method.quickest()
-    if problem.evaluate(quickest[None]).within(budgets)[0]:
-        return
-    scores = problem.evaluate(np.stack([quickest, method.quickest(budgets)]))
+    scores = problem.evaluate(np.stack([method.quickest(), method.quickest(budgets)]))
     if scores.within(budgets)[1]:
         return
     if problem.timed > 1:
@@ -193,11 +191,8 @@ def _refuse_infeasible(
 def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> list[tuple[float, ...]]:
     """Budgets [ms] of each device at equal ratios, from just above the fastest SubNet to the best; more time gains nothing.
 
-    The fastest SubNet is as likely slower as faster than predicted, and no other SubNet would keep a budget of just its
-    latency.
-
-    If the best SubNet is nearer to the fastest than to the largest, as in an untrained network, the last budget is that of the
-    largest SubNet.
+    The fastest SubNet is as likely slower as faster than predicted, and no other SubNet would keep a budget of its latency. If
+    the best SubNet is nearer to it than to the largest, as in an untrained network, the last budget is that of the largest.
     """
     best = method.best()
     largest = best if limited else problem.space.canonical_codes(problem.largest[None])[0]
@@ -205,12 +200,8 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
     rungs = []
     for fastest_ms, best_ms, largest_ms in ends.T.tolist():
         top_ms = best_ms if best_ms**2 > fastest_ms * largest_ms else max(fastest_ms, largest_ms)
-        rungs.append(
-            [
-                round_up(budget_ms)
-                for budget_ms in np.geomspace(min(LEAST_BUDGET * fastest_ms, top_ms), top_ms, count).tolist()
-            ]
-        )
+        budgets_ms = np.geomspace(min(LEAST_BUDGET * fastest_ms, top_ms), top_ms, count).tolist()
+        rungs.append(map(round_up, budgets_ms))
     return list(zip(*rungs, strict=True))
 
 

@@ -1,7 +1,4 @@
-"""SubNets in numbers: one SubNet by its stages, two SubNets layer by layer.
-
-Terminal tables of a chosen SubNet and of two SubNets side by side.
-"""
+"""SubNets in numbers, as JSON and as terminal tables: one SubNet by its stages, two SubNets layer by layer."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -291,10 +291,6 @@ class Lut:
         """The entry with an operator's energy, of the first method that has an energy."""
         return next((entry for entry in self._in_order(digest) if entry.energy_mj), None)
 
-    def missing(self, digests: Iterable[str]) -> Iterator[str]:
-        """Operators (digests) without an entry. An operator that failed has an entry."""
-        return (digest for digest in digests if self.get(digest) is None)
-
     def require(self, features: "Iterable[OperatorFeature]") -> None:
         """Raise UserError if an operator has no entry; it names the operators and the way to complete the table."""
         missing = [feature for feature in features if self.get(feature.digest) is None]

@@ -156,10 +156,10 @@ class Descent:
 
     def _decided(self, comparison: Comparison, number: int) -> bool:
         """Whether further rounds could not change the decision."""
-        share = self.settings.minimal_gain
+        needed, low, high = 1 - self.settings.minimal_gain, comparison.low, comparison.high
         if number + 1 < LEAST_ROUNDS:
             return comparison.slower(SLOWER)
-        return comparison.gains_at_most(share) or (comparison.high is not None and comparison.high < 1 - share)
+        return (low is not None and low > needed) or (high is not None and high < needed)
 
 
 Outputs = list[list[np.ndarray]]

@@ -37,10 +37,6 @@ class Comparison(Gain):
         """Whether the choice costs more than this share of the time, judged by the interval's lower end if it is known."""
         return (self.ratio if self.low is None else self.low) > 1 + share
 
-    def gains_at_most(self, share: float) -> bool:
-        """Whether the interval excludes that the choice saves this share of the time."""
-        return self.low is not None and self.low > 1 - share
-
     def rejection(self, share: float) -> str | None:
         """The reason why the choice is not kept; None if it saves this share of the time and the gain exceeds the noise.
 

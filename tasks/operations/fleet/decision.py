@@ -11,6 +11,7 @@ devices of the fleet, K kinds, M measures, W windows.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -286,17 +287,10 @@ class StageTest:
         self._plan = plan
         divisions_BN = drawn_divisions(plan.kind_N, plan.treated_N, settings.draws, rng)
 
-        def tests(level: float, by_kind: bool) -> dict[MeasureName, RandomisationTest]:
-            looks = settings.most_windows
-            return {
-                name: RandomisationTest(
-                    divisions_BN, plan.kind_N, level, looks=looks, rollouts=rollouts, by_kind=by_kind
-                )
-                for name in settings.measures
-            }
-
-        self._worse = tests(settings.measure_level, by_kind=True)
-        self._safe = tests(settings.missed[plan.stage], by_kind=False)
+        test = partial(RandomisationTest, divisions_BN, plan.kind_N, looks=settings.most_windows, rollouts=rollouts)
+        level, missed = settings.measure_level, settings.missed[plan.stage]
+        self._worse = {name: test(level=level, by_kind=True) for name in settings.measures}
+        self._safe = {name: test(level=missed, by_kind=False) for name in settings.measures}
         nothing = np.zeros((rollouts, len(settings.measures)), dtype=bool)
         self._outcome = StageOutcome(nothing, nothing.copy())
 
@@ -348,19 +342,14 @@ def decide(settings: RolloutSettings, record: StageRecord, rng: np.random.Genera
         since = since.plus(window)
         found = losses(record.before, since, (settings.windows_before, number), settings.device_requests)
         outcome = test.look(found)
-        if (worse := worse_of(settings, outcome)) is not None:
-            limit = settings.limits[worse].tolerated
-            return RolloutDecision(
-                "halt", f"{worse} is worse than tolerated ({limit:g}), seen in window {number}", worse
-            )
+        for name, worse in zip(settings.measures, outcome.worse_RM[0], strict=True):
+            if worse:
+                limit = settings.limits[name].tolerated
+                reason = f"{name} is worse than tolerated ({limit:g}), seen in window {number}"
+                return RolloutDecision("halt", reason, name)
     if outcome is None:
         return RolloutDecision("wait", "no whole window yet")
     return _without_alarm(settings, record, outcome)
-
-
-def worse_of(settings: RolloutSettings, outcome: StageOutcome, rollout: int = 0) -> MeasureName | None:
-    """The first measure that is worse than tolerated."""
-    return next((name for name, worse in zip(settings.measures, outcome.worse_RM[rollout], strict=True) if worse), None)
 
 
 def needed(settings: RolloutSettings, plan: StagePlan, before: TelemetrySums) -> NDArray[np.bool_]:

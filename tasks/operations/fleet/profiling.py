@@ -263,9 +263,12 @@ class _Kind:
         suspects = [one for one, verdict in self._verdicts.items() if verdict.state == "odd"]
         self._judge(self._ask({one: self._others(one, rng) for one in suspects}, progress))
         for _ in range(ROUNDS):
-            if not (thin := self._thin()):
+            trusted = self._trusted()
+            needed = min(LEAST_VOTES, self._settings.each_by, len(trusted))
+            wanting = {one: needed - len(self._counted(one)) for one in self._missing if one not in self._unmade}
+            if not (thin := {one: count for one, count in wanting.items() if count > 0}):
                 break
-            self._note_failed(self._ask(deal_again(thin, self._votes, self._trusted(), rng), progress))
+            self._note_failed(self._ask(deal_again(thin, self._votes, trusted, rng), progress))
         entries = list(self._entries())
         self._table.append(entries)
         return ProfiledKind(
@@ -331,12 +334,6 @@ class _Kind:
     def _counted(self, operator: str) -> list[Measurement]:
         trusted = set(self._trusted())
         return [vote for device, vote in self._votes.get(operator, {}).items() if device in trusted]
-
-    def _thin(self) -> dict[str, int]:
-        """Missing operators with too few counted votes, and how many votes each still needs."""
-        needed = min(LEAST_VOTES, self._settings.each_by, len(self._trusted()))
-        wanting = {one: needed - len(self._counted(one)) for one in self._missing if one not in self._unmade}
-        return {one: count for one, count in wanting.items() if count > 0}
 
     def _entries(self) -> Iterable[Entry]:
         """Entries of missing operators: the median of the counted measurements, or the failure to make the model."""

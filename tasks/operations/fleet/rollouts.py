@@ -101,11 +101,6 @@ def windows_of(
     return WindowedSums(sums_NWF, heard_NW, bundle_N)
 
 
-def heard_since(connection: Connection, window: int) -> set[str]:
-    """Devices that have reported something in this window or later."""
-    return set(connection.execute(select(telemetry.c.device).where(telemetry.c.window >= window).distinct()).scalars())
-
-
 OPEN = ("running", "asking")
 LIST = "see 'autotailor fleet rollouts'"
 
@@ -136,7 +131,9 @@ def begin(
         raise UserError("fleet rollout", f"'{bundle}' is no bundle here", next_step=next_step)
     _refuse_open(connection, "fleet rollout")
     window = int(now_s // window_s)
-    rows = _taking_part(connection, kinds, heard_since(connection, window - settings.windows_before))
+    lately = telemetry.c.window >= window - settings.windows_before
+    heard = set(connection.execute(select(telemetry.c.device).where(lately).distinct()).scalars())
+    rows = _taking_part(connection, kinds, heard)
     least = (len(settings.stages) + 1) * settings.least_devices
     if len(rows) < least:
         got = f"{len(rows)} devices have told of requests in the last {settings.windows_before} windows"

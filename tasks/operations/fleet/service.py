@@ -27,7 +27,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from adaptive_runtime.base.telemetry import metrics_export
 from adaptive_runtime.fleet import AssignedBundle, EnrolAsked, Telemetry
@@ -230,12 +229,6 @@ class FleetRelay:
         return hmac.compare_digest(token.encode(), self._token.encode())
 
 
-def create_relay_app(relay: FleetRelay) -> ASGIApp:
-    """The ASGI application that goes behind the guard."""
-    own = [Route("/v1/pull", relay.pull, methods=["GET"]), Route("/v1/answers", relay.answer, methods=["POST"])]
-    return relay_app([*client_routes(relay.forward, "/devices/{device}"), *own], CALLER_REFUSALS)
-
-
 def serve_fleet_relay(registry: Registry, network: Endpoint, max_model_mib: int) -> None:
     """Run until stopped. network.token: of clients; None: a new one is made. AgentError: it cannot start."""
     check_bind(network)
@@ -244,7 +237,9 @@ def serve_fleet_relay(registry: Registry, network: Endpoint, max_model_mib: int)
     with private_folder() as folder, bound(network.host, network.port) as listener:
         relay = FleetRelay(registry, folder, network.token or new_token(folder, "relay"))
         rules = GuardRules(connections=connections, requests=connections, body_bytes=body_caps(max_model_mib))
-        server = http_server(network, create_relay_app(relay), relay.admits, rules)
+        own = [Route("/v1/pull", relay.pull, methods=["GET"]), Route("/v1/answers", relay.answer, methods=["POST"])]
+        app = relay_app([*client_routes(relay.forward, "/devices/{device}"), *own], CALLER_REFUSALS)
+        server = http_server(network, app, relay.admits, rules)
         listener.listen(connections)
         asyncio.run(serve_with(server, [listener], network, f"{RELAY_READY}{address(network, listener)}"))
 

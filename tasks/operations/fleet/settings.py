@@ -1,7 +1,4 @@
-"""How devices of one kind are measured together, and when one of them is an outlier.
-
-The guarantees of a roll-out: its stages, its limits for losses, and its error probabilities.
-"""
+"""Settings of a fleet: its measurements and when a device is an outlier; the stages and guarantees of a roll-out."""
 
 from typing import Literal, Self
 

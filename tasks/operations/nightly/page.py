@@ -101,18 +101,18 @@ def _typical_ms(rounds: Iterable[OperatorRounds | SubNetRounds]) -> list[float]:
     return [typical_ms(one.rounds_ms) for one in rounds if one.rounds_ms]
 
 
-def _largest_ms(device: DeviceNight) -> list[float]:
-    return _typical_ms(one for one in device.times.subnets if one.digest == device.times.largest)
-
-
-def _accuracies(device: DeviceNight) -> list[float]:
-    return [one.accuracy for one in device.times.subnets if one.accuracy is not None]
-
-
 TRENDS: Sequence[tuple[str, DeviceValues, Callable[[list[float]], float]]] = (
-    ("largest SubNet [ms]", _largest_ms, min),
+    (
+        "largest SubNet [ms]",
+        lambda device: _typical_ms(one for one in device.times.subnets if one.digest == device.times.largest),
+        min,
+    ),
     ("fastest winner [ms]", lambda device: _typical_ms(device.times.subnets), min),
-    ("best test accuracy of the winners [%]", _accuracies, lambda known: 100 * max(known)),
+    (
+        "best test accuracy of the winners [%]",
+        lambda device: [one.accuracy for one in device.times.subnets if one.accuracy is not None],
+        lambda known: 100 * max(known),
+    ),
     ("operators that are timed, sum [ms]", lambda device: _typical_ms(device.times.operators), math.fsum),
     (
         "median error of latencies on held-out SubNets [%]",

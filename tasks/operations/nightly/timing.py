@@ -1,7 +1,7 @@
 """Latencies of a night: operators alone and SubNets as a whole, each loaded and timed anew in several rounds.
 
-Complete stages are not run again. Only this stage measures every night, so that a device whose system, firmware or cooling has
-changed is detected although its fingerprint is unchanged.
+Only this stage measures every night, so that a device whose system, firmware or cooling has changed is detected although its
+fingerprint is unchanged.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
 """The SubNets of baselines (uniformly shrunk, random, found with MACs instead of latency), and separate networks.
 
-The uniformly shrunk SubNets of a search are measured on the device and on the images, for comparison with winners.
 Separate networks are SuperNets with one SubNet, so that they are evaluated and timed like all others.
 """
 

@@ -280,9 +280,11 @@ def choose(
     budgets_ms = settled(fronts, known, budgets_ms, settings.margin)
     best = winners(known, budgets_ms, settings.margin)
     moved = sum(ms not in asked for ms in budgets_ms)
+    shares = {digest: {"accuracy": one.share, "loss": one.loss} for digest, one in found.items()}
     refined: dict[str, StageResult] = {}
     for device, (name, folder, front, table) in enumerate(zip(searches, folders, fronts, tables, strict=True)):
-        told = _with_accuracies(table, found)
+        candidates = tuple(row.model_copy(update=shares.get(row.digest)) for row in table.candidates)
+        told = table.model_copy(update={"candidates": candidates})
         told.write(folder / MEASURED_FILE)
         rows = tuple(
             _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, one.digest, told)
@@ -305,12 +307,6 @@ def _known(
         assert len(smoothed) == len(tables), "a measured latency is smoothed"
         known.append(Known(digest, timed_ms[digest], smoothed, accuracy))
     return known
-
-
-def _with_accuracies(table: Candidates, found: Mapping[str, Accuracy]) -> Candidates:
-    evaluated = {digest: {"accuracy": one.share, "loss": one.loss} for digest, one in found.items()}
-    rows = tuple(row.model_copy(update=evaluated.get(row.digest)) for row in table.candidates)
-    return table.model_copy(update={"candidates": rows})
 
 
 def _refinement(
