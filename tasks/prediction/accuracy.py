@@ -117,7 +117,10 @@ class AccuracyPredictor:
         self.table = table
         self.pairs = [_pair(table, each) for each in table.interactions]
         accuracy, loss = _effects(table, "accuracy"), _effects(table, "loss")
-        self.residuals, lost = _residuals(table, self.pairs, accuracy, loss)
+        together = list(zip(self.pairs, (each.measured for each in table.interactions), strict=True))
+        largest = table.largest
+        self.residuals = np.array([pair.residual(accuracy, one.accuracy - largest.accuracy) for pair, one in together])
+        lost = [pair.residual(loss, one.loss - largest.loss) for pair, one in together]
         errors = (each.standard_error for each in table.interactions)
         self.kept = np.array([kept(found, error) for found, error in zip(self.residuals, errors, strict=True)])
         self._weights = [share * pair.shares(accuracy) for pair, share in zip(self.pairs, self.kept, strict=True)]
@@ -210,21 +213,6 @@ def _pair(table: Sensitivities, interaction: Interaction) -> Pair:
     chosen = zip((first, second), interaction.choices, strict=True)
     i, j = (table.variables[column].choices.index(choice) for column, choice in chosen)
     return Pair((first, second), (i, j))
-
-
-def _residuals(
-    table: Sensitivities, pairs: Sequence[Pair], accuracy: Sequence[Values], loss: Sequence[Values]
-) -> tuple[Values, Values]:
-    """The interactions' parts (P,) of accuracy and of loss beyond the effects of both modifications."""
-    found = [
-        (
-            pair.residual(accuracy, each.measured.accuracy - table.largest.accuracy),
-            pair.residual(loss, each.measured.loss - table.largest.loss),
-        )
-        for pair, each in zip(pairs, table.interactions, strict=True)
-    ]
-    residuals = np.array(found).reshape(-1, 2)
-    return residuals[:, 0], residuals[:, 1]
 
 
 def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]) -> Checked:

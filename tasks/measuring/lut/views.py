@@ -19,17 +19,9 @@ from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.lut.entry import SCHEMA, ProfilingMethod, Row, complaint, device_of
 
 SAMPLES_FIRST = {
-    *(
-        "Conv",
-        "ConvTranspose",
-        "MaxPool",
-        "AveragePool",
-        "LpPool",
-        "GlobalAveragePool",
-        "GlobalMaxPool",
-        "GlobalLpPool",
-    ),
-    *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
+    *("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"),
+    *("GlobalLpPool", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN"),
+    *("DepthToSpace", "SpaceToDepth"),
 }
 """Operators whose first axis is the sample axis, by ONNX' definition; other operators' first axis may be windows or tokens."""
 RECURRENT = {"GRU", "LSTM", "RNN"}
@@ -46,26 +38,20 @@ class Filter:
     def apply(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that pass the filter. UserError when a filter value matches no row, or no row passes all filters."""
         names, types = sorted({_name(row) for row in rows}), sorted({row["operator"] for row in rows})
-        for wish in self.devices:
-            _known("devices", wish, any(wish in name for name in names), names)
-        for wish in self.operators:
-            _known("operators", wish, wish in types, types)
-        found = [row for row in rows if self._fits(row)]
+        unknown = [("devices", wish, names) for wish in self.devices if not any(wish in name for name in names)]
+        unknown += [("operators", wish, types) for wish in self.operators if wish not in types]
+        for where, wish, allowed in unknown:
+            raise UserError(where, f"'{wish}' is in no table", allowed=", ".join(allowed))
+        found = [
+            row
+            for row in rows
+            if (not self.devices or any(wish in _name(row) for wish in self.devices))
+            and (not self.operators or row["operator"] in self.operators)
+            and (not self.methods or row["method"] in self.methods)
+        ]
         if not found:
             raise UserError("look-up tables", "no entry is of these devices, operators and methods together")
         return found
-
-    def _fits(self, row: Row) -> bool:
-        return (
-            (not self.devices or any(wish in _name(row) for wish in self.devices))
-            and (not self.operators or row["operator"] in self.operators)
-            and (not self.methods or row["method"] in self.methods)
-        )
-
-
-def _known(where: str, wish: str, known: bool, allowed: Sequence[str]) -> None:
-    if not known:
-        raise UserError(where, f"'{wish}' is in no table", allowed=", ".join(allowed))
 
 
 def _name(row: Row) -> str:
