@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -39,9 +39,6 @@ from tasks.base.schemas.placed import PartitionAnswer
 from tasks.report import DATA_FILE, PAGE_FILE, DeviceSources, PretrainingSources, Sources
 from tasks.report import run as write_report
 from tasks.search.choose import Question
-
-if TYPE_CHECKING:
-    from tasks.measuring.profile import ProfilePlan
 
 
 def report(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, Any]:
@@ -176,7 +173,7 @@ def tailor(
         return {**results(table, run, outputs, until), **exports, **answered}
 
 
-def _plan(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, ProfilePlan]:
+def _plan(run: Run, config: FlowConfig, outputs: Outputs) -> dict[str, dict[str, Any]]:
     if run.mirror is not None:
         run.mirror.tables.fetch()
     found = {name: plan(run, config, name, outputs) for name in config.device}

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -93,25 +93,6 @@ def unknown_alone(
     }
 
 
-class ProfileResult(TypedDict):
-    """known: operators with an entry in the store before. not_valid: complaints about invalid entries, which were measured
-    again.
-
-    implementations: None if nothing was measured in situ.
-    """
-
-    device: dict[str, Any]
-    """`Capabilities`."""
-    store: str
-    known: int
-    measured_now: int
-    not_valid: list[str]
-    wall_s: float
-    operators_per_s: float | None
-    implementations: dict[str, Any] | None
-    lut: dict[str, Any]
-
-
 def run(
     settings: Settings,
     operators_folder: Path,
@@ -120,7 +101,7 @@ def run(
     progress: Progress,
     supernet: Path | None = None,
     batch: int = 1,
-) -> ProfileResult:
+) -> dict[str, Any]:
     """Measure operators that are not in the store; copy every operator of `operators_folder` from it to `out_folder/lut`.
 
     supernet: the folder of the SuperNet with these operators at this batch, for measuring in situ. Returns the summary. The
@@ -268,30 +249,12 @@ TRIALS = 1.5
 """Trials of a SubNet on a runtime with several implementations; measured: 1.2 to 1.5 (`benchmarks.kernels`)."""
 
 
-class ProfilePlan(TypedDict):
-    """The operators of a network on one device, and the device time [s] for those to measure.
-
-    subnets: SubNets to measure in situ; None for method "alone". known_noisy, known_failed: among the known operators.
-    """
-
-    description: str
-    store: str
-    operators: int
-    known: int
-    known_noisy: int
-    known_failed: int
-    to_measure: int
-    to_measure_by_operator: dict[str, int]
-    subnets: int | None
-    estimated_s: float
-    estimated_from: Literal["settings", "earlier measurements"]
-
-
 def plan(
     settings: Settings, operators_folder: Path, capabilities: Capabilities, supernet: Path | None = None, batch: int = 1
-) -> ProfilePlan:
+) -> dict[str, Any]:
     """The plan of `tasks.measuring.profile.run` for these operators on this device; nothing is measured or written.
 
+    subnets: SubNets to measure in situ; None for method "alone". known_noisy, known_failed: among the known operators.
     estimated_s: device time [s]. For operators measured alone it comes from earlier costs on this device under the same
     settings; otherwise, and for SubNets, from the settings (warm-up, time cap, layers, energy). Conversion is not included.
     Operators timed in SubNets are measured alone, too, if their energy is requested.

@@ -167,7 +167,8 @@ def mixed(
     last = {digest: at for at, own in enumerate(features) for digest in own}
     for at, (config, own) in enumerate(zip(configs, features, strict=True)):
         first = True
-        while first or any(last[digest] == at and _unseen(digest, worth[digest], seen) for digest in own):
+        ends = [digest for digest in own if last[digest] == at]
+        while first or not all(seen[digest, name] for digest in ends for name in ("", *worth[digest])):
             names = {digest: _needed(digest, worth[digest], seen) for digest in own}
             seen.update(names.items())
             yield Trial(config, {digest: name for digest, name in names.items() if name})
@@ -175,10 +176,6 @@ def mixed(
         if at % CHECKED == 0 and (left := _left_out(own, candidates, worth, seen)):
             seen.update(left.items())
             yield Trial(config, left, checks=True)
-
-
-def _unseen(digest: str, worth: Sequence[str], seen: Counter[tuple[str, str]]) -> bool:
-    return any(not seen[digest, name] for name in ("", *worth))
 
 
 def _needed(digest: str, worth: Sequence[str], seen: Counter[tuple[str, str]]) -> str:

@@ -5,10 +5,10 @@ compared side by side.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailor_ir import KINDS, Choice, OperatorFeature, PlacedOperator, SuperNet, Variable, choice_text
+from tailor_ir import KINDS, Choice, OperatorFeature, PlacedOperator, SuperNet, choice_text
 from tasks.base.places import Place, places
 from tasks.base.schemas.stored import Record
 from tasks.measuring.lut import Lut
@@ -77,16 +77,23 @@ class Layers:
     def _all_placed(self) -> list[tuple[PlacedOperator, Place]]:
         """The largest SubNet's operators, those of heads at their exits, and those of alternatives before each block."""
         net = self._net
-        largest = [(one, self._place(one.names)) for one in net.placed_operators(net.max_config).operators]
+        largest = []
+        for one in net.placed_operators(net.max_config).operators:
+            of_names = (self._place_of[name] for name in sorted(one.names) if name in self._place_of)
+            largest.append((one, next(of_names, Place("network", False, ""))))
         known = {one.outputs for one, _ in largest}
         starts: dict[Place, int] = {}
         for number, (_, place) in enumerate(largest):
             starts.setdefault(place, number)
         others = self._heads([one for one, _ in largest])
         known.update(one.outputs for own in others.values() for one, _ in own)
-        for variable, place in self._block_variables():
-            for choice in variable.choices[:-1]:
-                found = net.placed_operators({variable.name: choice}).operators
+        variables = {variable.name: variable for variable in net.space.variables if variable.kind == "block"}
+        blocks = ((stage.name, pair) for stage in net.structure.regions.stages for pair in enumerate(stage.blocks, 1))
+        for name, (index, block) in blocks:
+            variable = variables.get(f"{name}.block.{index}.block")
+            for choice in variable.choices[:-1] if variable else ():
+                found = net.placed_operators({f"{name}.block.{index}.block": choice}).operators
+                place = self._place_of[block.nodes[0].name]
                 own = [(one, place) for one in found if one.outputs not in known]
                 known.update(one.outputs for one, _ in own)
                 others.setdefault(starts[place], []).extend(own)
@@ -104,15 +111,6 @@ class Layers:
                 own = [(one, place) for one in found if one.outputs not in numbers]
                 heads.setdefault(before + 1, []).extend(own)
         return heads
-
-    def _block_variables(self) -> Iterator[tuple[Variable, Place]]:
-        """The variables that choose alternatives, each with the place of its block."""
-        variables = {variable.name: variable for variable in self._net.space.variables if variable.kind == "block"}
-        for stage in self._net.structure.regions.stages:
-            for index, block in enumerate(stage.blocks, start=1):
-                variable = variables.get(f"{stage.name}.block.{index}.block")
-                if variable is not None:
-                    yield variable, self._place_of[block.nodes[0].name]
 
     @property
     def offset_ms(self) -> float:
@@ -163,10 +161,6 @@ class Layers:
         first = ", ".join(f"{name} {choice_text(choice)}" for name, choice in self.elsewhere(config).items())
         sections = self.sections(config)
         return [*filter(None, [first]), *(one.text for one in [one for one in sections if one.stage] or sections)]
-
-    def _place(self, names: frozenset[str]) -> Place:
-        found = (self._place_of[name] for name in sorted(names) if name in self._place_of)
-        return next(found, Place("network", False, ""))
 
     def _operator(self, feature: OperatorFeature) -> SubNetLayer:
         if feature not in self._known:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.pipeline.results import numbers, of
 from tasks.base.pages.text import amount, count, millions, milliseconds, percent
@@ -35,9 +35,6 @@ from tasks.export.operating_points import Levels
 from tasks.measuring.runtime_options.settings import ChosenEngine
 from tasks.report.headline import kept
 from tasks.report.streams import events_text
-
-if TYPE_CHECKING:
-    from tasks.measuring.profile import ProfilePlan
 
 Facts = dict[str, str]
 """Name -> text, in display order."""
@@ -441,7 +438,7 @@ def _winner(
     }
 
 
-def plan_rows(plan: Mapping[str, ProfilePlan]) -> list[Facts]:
+def plan_rows(plan: Mapping[str, Row]) -> list[Facts]:
     """A dry run of profiling: a row for each device."""
     counts = ("operators", "known", "known_noisy", "known_failed", "to_measure")
     return [

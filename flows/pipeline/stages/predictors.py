@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.config import FlowConfig
 from flows.pipeline import pages
@@ -35,7 +35,6 @@ from tasks.prediction.settings import AccuracySettings, LatencySettings
 if TYPE_CHECKING:
     from tasks.evaluation.quantise import Int8
     from tasks.measuring import profile
-    from tasks.measuring.profile import ProfilePlan
     from tasks.measuring.profile import plan as make_plan
     from tasks.measuring.runtime_options import stage as engine
     from tasks.measuring.subnets import LeasedDevice
@@ -201,12 +200,12 @@ RESOURCES = StageSpec(
 """Memory, multiply-accumulates, parameters and energy of SubNets on one device; "latency" has measured some of them there."""
 
 
-def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> ProfilePlan:
+def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> dict[str, Any]:
     """The plan of profiling on one device; nothing is measured."""
     return _plan(Context(run, config, PROFILE, device, outputs))
 
 
-def _plan(at: Context) -> ProfilePlan:
+def _plan(at: Context) -> dict[str, Any]:
     """The plan with the engine that a finished stage has chosen, or with the runtime's defaults."""
     folder = at.run.found(ENGINE.at(at.of(ENGINE)))
     engine = ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE

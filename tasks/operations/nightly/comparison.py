@@ -49,7 +49,7 @@ class ComparedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightComparison:
-    """Findings, the gravest first; devices by name; `tests`: their number; `notes`: lines for parts that are not compared."""
+    """Findings, the gravest first; devices by name; number of tests; notes: lines for parts that are not compared."""
 
     findings: tuple[Finding, ...]
     devices: Mapping[str, ComparedDevice]

@@ -327,7 +327,11 @@ class Pool:
         """Further candidates of a budget within predicted latencies; no candidate belongs to another budget.
         After `learn`, each candidate comes with its learned accuracy.
         """
-        center = self._center(budget, limits_ms) if count else None
+        if not count:
+            return []
+        center: Codes | None = budget.winner
+        if any(abs(ms / own_ms - 1) > NEAR for ms, own_ms in zip(limits_ms, budget.budgets_ms, strict=True)):
+            center = self._within(self._method, limits_ms)
         if center is None:
             return []
         most_ms = np.array(limits_ms)
@@ -352,12 +356,6 @@ class Pool:
             budget.own[digest] = row.predicted_ms
             if row.likely is not None:
                 self.likely[digest] = row.likely
-
-    def _center(self, budget: Budget, limits_ms: Latencies) -> Codes | None:
-        """The code (V,) that the search finds within latencies: the winner if near the budget; None if no code is as fast."""
-        if all(abs(ms / own_ms - 1) <= NEAR for ms, own_ms in zip(limits_ms, budget.budgets_ms, strict=True)):
-            return budget.winner
-        return self._within(self._method, limits_ms)
 
     def _within(self, method: Method, limits_ms: Latencies) -> Codes | None:
         """The code (V,) that a method finds within latencies; None if no code is as fast."""

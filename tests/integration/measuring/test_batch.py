@@ -19,12 +19,12 @@ from tasks.evaluation.subnets import EvaluationData
 from tasks.measuring import operators as enumeration
 from tasks.measuring import profile
 from tasks.measuring.lut.views import batch_of
-from tasks.measuring.profile import ProfilePlan, plan
+from tasks.measuring.profile import plan
 from tasks.prediction import latency
 from tasks.prediction.settings import Settings
 from tests.support.fronts import write_front
 
-Made = tuple[Path, dict[int, tuple[ProfilePlan, profile.ProfileResult, StageResult]]]
+Made = tuple[Path, dict[int, tuple[dict[str, Any], dict[str, Any], StageResult]]]
 BATCH = 8
 QUICK = MeasureSettings(time_cap_ms=15.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 LAYERS = QUICK.model_copy(update={"layers_ms": 20.0})
