@@ -1,14 +1,13 @@
 """Stage "resources": needs of SubNets on one device besides time: memory, multiply-accumulates, parameters, energy.
 
-Nothing is run and no device is asked: memory (parameters and the peak of activations) and counts follow from the
-SuperNet and the settings of the device, for whole populations. So does energy, with two exceptions: energies of
-operators in the look-up table replace the model, and measured energies of SubNets timed on the device calibrate the
-result; best both.
+Nothing is run: memory (parameters and the peak of activations) and counts follow from the SuperNet and the settings of
+the device, for whole populations. So does energy, by an analytic model of arithmetic and of moving bytes. If the
+device's sensors measured the energy of operators, these values count instead, and the model is the fallback for the
+other operators, scaled to agree on the measured operators.
 
-The analytic model gives the energy of arithmetic and of moving bytes. The predicted latency stands for power that the
-device draws all the time. Both are scaled and a constant is added, so that the sum fits the measured energies of whole
-SubNets. Errors are relative to the measurements, so a reading that is too high because something else ran meanwhile has
-little weight.
+Measured energies of SubNets calibrate the result: the energy and the predicted latency, which stands for power that the
+device draws all the time, are scaled and a constant is added. Errors are relative to the measurements, so a reading
+that is too high because something else ran meanwhile has little weight.
 
 An operator costs its multiply-accumulates and the bytes that come from each level of memory. All operands come from the
 nearest cache at least once, and more often if the registers require it: with a fast memory of S elements, n
@@ -17,9 +16,6 @@ al., arXiv 1702.02017). A farther level supplies whatever the levels before it c
 working set fits into them, since its inputs were just written; else its inputs and results, or that bound for the size
 of the level before. Weights are read once per inference: from the last cache if all weights of the SubNet fit into it,
 else from DRAM.
-
-If the device's sensors measured the energy of operators, these values count instead, and the model is the fallback for
-the other operators, scaled to agree on the measured operators.
 
 The constants are from a 45 nm process at 0.9 V (Horowitz, ISSCC 2014, figure 1.1.9): 3.7 pJ for a multiplication and
 0.9 pJ for an addition in fp32; for 64 bits 20 pJ from a cache of 32 KiB, 100 pJ from one of 1 MiB, and 1.3 to 2.6 nJ

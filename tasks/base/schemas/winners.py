@@ -97,7 +97,7 @@ class Refinement(Record):
     accuracy: AccuracyErrors
     learned: Learned | None
     settings: dict[str, Any]
-    """`tasks.search.refine.Settings`."""
+    """`tasks.search.settings.RefineSettings`."""
 
 
 class Front(Stored):

@@ -57,9 +57,7 @@ def rank_scores(values_RN: _Scores, kind_N: NDArray[np.int64]) -> _Scores:
 
 
 def spent(share: float) -> float:
-    """Share of the level that is spent when a share of the looks is over. Source: Lan and DeMets, Biometrika 70 (1983), the
-    spending function that is near to Pocock's boundary.
-    """
+    """Share of the level that is spent when a share of the looks is over, as by Pocock (Lan and DeMets, Biometrika, 1983)."""
     return math.log1p((math.e - 1) * min(share, 1.0))
 
 
@@ -143,9 +141,8 @@ def _deviation(variance_R: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class StagePlan(NamedTuple):
-    """stage: its number, from 0 on. added: places in the fleet of the devices that get the bundle now. compared_N: places of
-    the devices that the stage's test looks at. treated_N: whether each of these is among `added`. kind_N: their kinds, as
-    numbers.
+    """A stage, by its number from 0 on. added: places in the fleet of the devices that get the bundle now. compared_N: places
+    of the devices that the test looks at. treated_N: whether each is among `added`. kind_N: their kinds, as numbers.
     """
 
     stage: int

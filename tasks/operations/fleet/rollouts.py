@@ -36,9 +36,7 @@ AT_ONCE = 500
 
 
 class WindowedSums(NamedTuple):
-    """sums_NWF: by device, window and field of `FIELDS`. heard_NW: whether the device reported anything. bundle_N: requests
-    that were answered by the bundle of a roll-out.
-    """
+    """sums_NWF: by `FIELDS`. heard_NW: whether the device reported. bundle_N: requests answered by a roll-out's bundle."""
 
     sums_NWF: NDArray[np.float64]
     heard_NW: NDArray[np.bool_]

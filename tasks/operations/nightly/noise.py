@@ -1,17 +1,14 @@
 """Noise of nights: typical latencies from rounds, and p-values of worse numbers, by Holm's procedure over all.
 
 Rounds of one night share its conditions, so they say less about the next night than their number suggests. Random
-changes between nights have to stay within the tolerance (`tasks.operations.nightly.comparison`). An operator's scatter
-of rounds is moderated by the scatter of the others.
+changes between nights have to stay within the tolerance (`tasks.operations.nightly.comparison`).
 
-Other processes on a machine make single rounds slower, and none faster. One such round of five would hide a change of
-an operator, so the slowest fifth is left out. Source: Yuen, The two-sample trimmed t for unequal population variances,
-Biometrika 61, 1974.
+Other processes on a machine make single rounds slower, and none faster, so the slowest fifth is left out. Source: Yuen,
+The two-sample trimmed t for unequal population variances, Biometrika 61, 1974.
 
-Few rounds of one operator estimate their variance so badly that Student's t requires differences much larger than
-chance makes. All operators of a night together show how large variances are, and how far they differ from operator to
-operator. Source: Smyth, Linear models and empirical Bayes methods, Statistical Applications in Genetics and Molecular
-Biology 3, 2004.
+Few rounds of one operator estimate their variance badly. All operators of a night together show how large variances
+are, and how far they differ from operator to operator; they moderate each operator's. Source: Smyth, Linear models and
+empirical Bayes methods, Statistical Applications in Genetics and Molecular Biology 3, 2004.
 
 Legend: D draws, P points of a front, L levels of accuracy.
 """

@@ -94,10 +94,7 @@ class LearnedAccuracy:
     def of(
         cls, space: SearchSpace, predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accuracy]
     ) -> Self | None:
-        """Learns from the predictor's measurements and from accuracies of canonical codes (n, V), only the last ones if there
-        are many.
-        None if there are too few accuracies to learn from.
-        """
+        """Learns from the predictor's measurements and the last accuracies of canonical codes (n, V); None: too few."""
         coordinates = _coordinates(predictor)
         first, of_first = _modified(predictor)
         every = np.concatenate([space.canonical_codes(first), codes])
@@ -121,9 +118,7 @@ class LearnedAccuracy:
 
 
 def smoothed_ms(predictor: AccuracyPredictor, codes: Codes, predicted_ms: Values, measured_ms: Values) -> Values:
-    """Latencies (n,) [ms] of canonical codes (n, V), each smoothed by all measurements (n,); unchanged if these are too few.
-    The ratio of measured to predicted latency is smoothed.
-    """
+    """Latencies (n,) [ms] of canonical codes (n, V), with smoothed ratios of measured to predicted; unchanged if too few."""
     coordinates = _coordinates(predictor)
     if coordinates is None or len(codes) < FEWEST:
         return measured_ms
@@ -154,9 +149,7 @@ AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The neighbourhood of the winners (n, V) of a search: one modification from any winner, two modifications from a center.
-    limits: of the problem's costs (K,); those of latencies are ignored.
-    """
+    """The neighbourhood of winners (n, V): one modification from any, two from a center. limits: (K,), not of latencies."""
 
     problem: Problem
     limits: Values
@@ -180,9 +173,7 @@ class Around:
         return list(zip(best, self._predicted_ms(best), strict=True))
 
     def top(self, starts: Codes, limits_ms: Values) -> Codes:
-        """The code that repeated calls of `best` reach from the best of codes (n, V) within predicted latencies (D,).
-        The first code if none is within them.
-        """
+        """The code that repeated calls of `best` reach from the best of codes (n, V) within latencies (D,); else the first."""
         fits = self._fitting(starts, limits_ms)
         if not len(fits):
             return starts[0]
@@ -236,9 +227,7 @@ NEAR = 0.02
 
 @dataclass(slots=True)
 class Budget:
-    """A budget of each device (D,) [ms], and the largest latencies that candidates may have; the code (V,) of its winner.
-    own: the SubNets that were added for this budget: digest -> predicted latencies [ms].
-    """
+    """A budget of each device, and the largest latencies of candidates [ms]; its winner (V,); own: predicted ms by digest."""
 
     budgets_ms: Latencies
     limits_ms: Latencies
@@ -324,9 +313,7 @@ class Pool:
             self.around = replace(self.around, problem=replace(self._problem, accuracy=self.learned))
 
     def more(self, budget: Budget, limits_ms: Latencies, count: int) -> list[Proposal]:
-        """Further candidates of a budget within predicted latencies; no candidate belongs to another budget.
-        After `learn`, each candidate comes with its learned accuracy.
-        """
+        """Further candidates of a budget within predicted latencies, which no budget has; with accuracies, if learned."""
         if not count:
             return []
         center: Codes | None = budget.winner

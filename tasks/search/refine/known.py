@@ -72,9 +72,7 @@ def best(known: Collection[Known], budgets_ms: Latencies, margin: float) -> Know
 
 
 def winners(known: Collection[Known], budgets_ms: Sequence[Latencies], margin: float) -> list[Known]:
-    """The winner of each budget: its `best`, or a smaller budget's winner if that ranks higher (it keeps both budgets).
-    A larger budget therefore never has the worse winner, whatever the margin excluded in either.
-    """
+    """The winner of each budget: its `best`, or a smaller budget's if that ranks higher; a larger budget's is never worse."""
     own = [(ms, best(known, ms, margin)) for ms in budgets_ms]
 
     def winner(asked_ms: Latencies, first: Known) -> Known:
@@ -104,9 +102,7 @@ def worth_evaluating(timed_ms: Mapping[str, Latencies], budgets_ms: Sequence[Lat
 def settled(
     fronts: Sequence[Front], known: Collection[Known], budgets_ms: Sequence[Latencies], margin: float
 ) -> list[Latencies]:
-    """The budgets of a refinement, given its evaluated candidates: moved if the search made them for one device.
-    fronts: of the search, one for each device. known: the evaluated candidates. margin: share of a budget that is left free.
-    """
+    """The budgets of a refinement, given its evaluated candidates: moved if the search made them for one device."""
     (front, *others) = fronts
     if others or SearchSettings.model_validate(front.settings).budgets_of(front.device) is not None:
         return list(budgets_ms)
@@ -148,9 +144,7 @@ def _front(known: Collection[Known]) -> list[Known]:
 
 
 def _gains(front: Sequence[Known], held: Collection[float], most_ms: float) -> list[float]:
-    """The area that each SubNet of the front adds to the area under the held SubNets; 0 for the held ones, given by accuracy.
-    most_ms: the latency at which the area ends.
-    """
+    """The area up to `most_ms` that each SubNet of the front adds to that under the held SubNets, given by accuracy."""
     gains = []
     for number, one in enumerate(front):
         share, own_ms = one.accuracy.share, one.sure_ms[0]

@@ -252,14 +252,13 @@ def choose(
     out: Path,
     progress: Progress,
 ) -> dict[str, StageResult]:
-    """Evaluate the SubNets that `measure` timed, and take the most accurate one within each budget; the `front.json` of each
-    device.
+    """Evaluate the SubNets that `measure` timed, and take the most accurate one within each budget; `front.json` by device.
 
     searches: the folders of the search's fronts by device, in the order of `measure`. Budgets that the search made for one
-    device are moved if they are useless (`budgets`). The files have the form of the search's `front.json`. Each winner has
-    `measured_ms` and `measured_accuracy`, and under `replaces` the measurements of the search's winner. The winner of a budget
-    that no SubNet keeps is the fastest SubNet (on several devices the nearest to the budgets), and `within_budget` is false. A
-    second call resumes. UserError when no SubNet could be measured.
+    device are moved if they are useless (`known`). Each winner has `measured_ms` and `measured_accuracy`, and under `replaces`
+    the measurements of the search's winner. The winner of a budget that no SubNet keeps is the fastest SubNet (on several
+    devices the nearest to the budgets), and `within_budget` is false. A second call resumes. UserError when no SubNet could be
+    measured.
     """
     net = tailor_ir.load(searched.supernet)
     net.elastic.to(searched.images.device)
@@ -318,9 +317,7 @@ def _refinement(
     found: Mapping[str, Accuracy],
     moved: int,
 ) -> Refinement:
-    """The effect of measuring the candidates on one device. found: accuracies of the evaluated candidates, by digest.
-    moved: number of moved budgets.
-    """
+    """The effect of measuring the candidates on one device. found: accuracies by digest. moved: number of moved budgets."""
     rows = [row for row in table.candidates if row.digest in found]
     codes = net.space.canonical_codes(net.space.encode([row.config for row in rows]))
     return Refinement(
@@ -354,9 +351,7 @@ def _learned(likely: Mapping[str, Likely], measured: Mapping[str, float]) -> Lea
 
 
 def _winner(budget_ms: float, row: Winner | None, digest: str, table: Candidates) -> Winner:
-    """The measured winner of a budget on one device; if it differs from the search's, `row`, with the measurements of `row`.
-    row: None: the budget was moved.
-    """
+    """The measured winner of a budget on one device, and the measurements of the search's, `row` (None: the budget moved)."""
     candidates = {one.digest: one for one in table.candidates}
     chosen = candidates[digest]
     measured_ms = chosen.latency.p50_ms
