@@ -112,10 +112,7 @@ class PromiseSettings:
 
 
 class Settings(Strict):
-    """Settings of thresholds for SubNets with all their exits, on each device; unused if the space has no exits.
-
-    rules: only affect the bundle.
-    """
+    """Settings of thresholds for SubNets with all their exits, on each device. rules: only affect the bundle."""
 
     epsilon: float = Field(0.01, gt=0, lt=1, description="accuracy that leaving early may lose; 0.01: one point")
     confidence: float = Field(0.95, gt=0, lt=1, description="probability with which that is kept")

@@ -295,10 +295,7 @@ class PolicyBench:
         return space.digest(with_exit(space, config, last)), NO_EXIT if exit_ == last else self.names.index(exit_)
 
     def policies(self, rows: Sequence[SubnetPolicy], reason: str | None) -> Policies:
-        """The content of `policies.json`.
-
-        Other SubNets get expected latencies by the exit rates of the best SubNet; on request also winners by these latencies.
-        """
+        """The content of `policies.json`, with expected latencies and winners by the exit rates of the best SubNet."""
         settings = self.settings
         found = Policies(
             device=self.device.target.name,

@@ -154,10 +154,7 @@ def mixed(
     rules: ImplementationRules,
     seen: Counter[tuple[str, str]],
 ) -> Iterator[Trial]:
-    """Trials of the SubNets that were not studied.
-
-    seen: how often each operator was timed by each implementation ("": the runtime's own choice).
-    """
+    """Trials of SubNets that were not studied. seen: timings of operators by implementation ("": the runtime's own choice)."""
     features = [{feature.digest: feature for feature in net.operators(config)} for config in configs]
     worth = {
         digest: rules.worth_measuring(feature, candidates.get(digest, ()))

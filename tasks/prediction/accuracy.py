@@ -108,9 +108,7 @@ def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
 
 
 class AccuracyPredictor:
-    """Tables of sensitivities over choices, one for each variable and each interaction; a prediction gathers and sums
-    entries.
-    """
+    """Tables of sensitivities over choices, one for each variable and interaction; a prediction adds up their entries."""
 
     def __init__(self, table: Sensitivities, unchanged: Set[str] = frozenset()) -> None:
         """unchanged: variables that no best SubNet changes: any other choice costs more than all modifications together."""

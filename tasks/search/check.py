@@ -69,11 +69,7 @@ TIMED_FILE = "timed.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class BudgetedDevice:
-    """A device with latency budgets.
-
-    lowest_ms: the lowest budget. agent: the device's client with its lease, held while SubNets are timed. batch: samples of one
-    run.
-    """
+    """A device with latency budgets. agent: its client and lease, while SubNets are timed. batch: samples of one run."""
 
     name: str
     lowest_ms: float
@@ -91,10 +87,7 @@ class BudgetCheck:
     progress: Progress
 
     def refuse(self, net: SuperNet) -> None:
-        """UserError for a budget far below the latency of the smallest SubNet.
-
-        A device that does not answer is left to the stages that measure it.
-        """
+        """UserError for a budget far below the smallest SubNet's latency. Devices that do not answer are left out."""
         for device in self.devices:
             try:
                 smallest_ms = self._smallest_ms(net, device)

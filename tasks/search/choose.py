@@ -49,10 +49,7 @@ class WinnerRule:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to a finished run: one SubNet by a rule, two side by side (`tasks.search.choose`), or files of SubNets.
-
-    files: files of chosen SubNets, to be exported.
-    """
+    """A question to a finished run: one SubNet by a rule, two side by side, or files of chosen SubNets, to be exported."""
 
     rule: WinnerRule | None = None
     pair: tuple[str, str] | None = None

@@ -124,10 +124,7 @@ def _within(
 
 
 def _filled(problem: Problem, gain: Values, strain: Values, codes: Codes, budgets: Values) -> Codes:
-    """Codes (n, V) after spending the rest of the budgets on further choices, one at a time, the most promising first.
-
-    `gain` and `codes` are changed.
-    """
+    """Codes (n, V) with further choices for the rest of the budgets, the most promising first; `gain`, `codes` are changed."""
     slack = np.isfinite(budgets).sum()
     rows, variables = np.arange(len(codes)), np.arange(codes.shape[1])
     scores = _predicted(problem, codes)
@@ -273,10 +270,7 @@ class _Search:
         return _ranked(problem, np.concatenate([kept, drawn]))[0]
 
     def _children(self, parents: Codes, n: int) -> Codes:
-        """n canonical children (n, V): mutations, then uniform crossovers.
-
-        Variables without effect in a parent are drawn anew.
-        """
+        """n canonical children (n, V): mutations, then uniform crossovers; variables without effect are drawn anew."""
         space, rng = self.problem.space, self.rng
         mutated = round(self.settings.mutation_share * n)
         variables = parents.shape[1]

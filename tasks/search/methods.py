@@ -45,10 +45,7 @@ class Method(ABC):
         self._quickest: Codes | None = None
 
     def quickest(self, budgets: Values | None = None) -> Codes:
-        """Code (V,) of the fastest SubNet within budgets (None: the limits).
-
-        If no SubNet is found within them, the code of a SubNet that exceeds them little.
-        """
+        """Code (V,) of the fastest SubNet within budgets (None: the limits), or of one that exceeds them little."""
         if budgets is not None:
             return self._fastest(budgets)
         if self._quickest is None:
@@ -142,10 +139,7 @@ class Exact(Method):
         return replace(best, error=error, gap=most - best.gain)
 
     def _solve_case(self, budgets: Values, case: Sequence[Bounds], prices: Values | None, weight: float) -> Optimum:
-        """The best code of one case.
-
-        A row is bounded only once a solution exceeds it. The first solution within the bounds of all rows is the best.
-        """
+        """The best code of one case. A row is bounded once a solution exceeds it; the first within all bounds is best."""
         bounds = {
             first + row: float(budget if bound is None else bound)
             for first, rows, budget in zip(self._first_rows, case, budgets, strict=True)
@@ -194,10 +188,7 @@ class Exact(Method):
 
 
 def starts_of(problem: Problem, beam_width: int, limits: Values) -> Codes:
-    """Codes (n, V) that beams meet on their way down, with and without limits (K,).
-
-    Without a beam the only code is that of the largest SubNet.
-    """
+    """Codes (n, V) that beams meet, with and without limits (K,); without a beam that of the largest SubNet alone."""
     if not beam_width:
         return problem.space.canonical_codes(problem.largest[None])
     starts = beam_descent(problem, beam_width).codes
@@ -333,10 +324,7 @@ class MeasuredWinners(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedWinners:
-    """The winners by predicted accuracy, one for each row of budgets (n, K), and the problem that they solve.
-
-    fastest: code (V,) of a SubNet within the limits.
-    """
+    """The winners by predicted accuracy for budgets (n, K), their problem, and the code (V,) of a SubNet within the limits."""
 
     problem: Problem
     budgets: Sequence[Values]

@@ -206,10 +206,7 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
 
 
 def method_of(problem: Problem, space: Space, settings: Settings, limits: Values | None = None) -> Method:
-    """The method of a search. limits: (K,), inf: none.
-
-    UserError if an exact search is requested with predictors that are no sums.
-    """
+    """The method of a search. limits: (K,), inf: none. UserError for an exact search with predictors that are no sums."""
     accuracy = problem.accuracy
     costs = [found for cost in problem.costs if (found := additive(cost)) is not None]
     summed = len(costs) == len(problem.costs) and isinstance(accuracy, AccuracyPredictor)

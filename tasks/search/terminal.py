@@ -75,10 +75,7 @@ WHOLE = "whole SubNet"
 
 
 def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
-    """The SubNet that a rule chose: its predictions, and its stages with their share of the latency.
-
-    score: the name of the learning problem's metric.
-    """
+    """The SubNet that a rule chose: its predictions, and its stages with their share of the latency. score: the metric."""
     title = escape(f"{row['device']}: {row['rule']['text']}")
     facts = Table(title=title, show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))
     facts.caption, facts.caption_justify = _remarked(row["indistinct"]), "left"

@@ -13,10 +13,7 @@ ENGINE_FILE = "engine.json"
 
 
 class Gain(Record):
-    """Time with an engine over time with another: the geometric mean over SubNets, and its 95 % interval, if known.
-
-    pairs: number of timed pairs.
-    """
+    """Time with an engine over time with another: geometric mean over SubNets, its 95 % interval if known, timed pairs."""
 
     ratio: float
     low: float | None

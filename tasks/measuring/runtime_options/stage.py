@@ -174,10 +174,7 @@ class CheckedModel(NamedTuple):
 
 @dataclass(slots=True)
 class OutputCheck:
-    """Runs models with their weights on random inputs; the caller holds the lease.
-
-    tolerance: largest difference over the largest output.
-    """
+    """Runs models with weights on random inputs; the caller holds the lease. tolerance: of differences, relative."""
 
     client: AgentClient
     models: Sequence[CheckedModel]
@@ -327,10 +324,7 @@ class ModelsOfSubNets:
         return jobs, {digest: reason for digest, reason in outcomes.items() if isinstance(reason, str)}
 
     def whole(self, digests: Sequence[str]) -> list[CheckedModel]:
-        """The largest and the smallest of these SubNets with their weights, unless the model is too large for the device.
-
-        ConversionError if one cannot be converted.
-        """
+        """The largest and smallest of these SubNets with weights, unless too large for the device. ConversionError."""
         ends = {digests[0], *(one for one in digests if self.kinds[one] == "smallest")} if digests else set[str]()
         models = []
         for digest, job in self._outcomes(sorted(ends), weights=True).items():

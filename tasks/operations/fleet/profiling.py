@@ -128,9 +128,7 @@ Votes = Mapping[str, Mapping[str, Measurement]]
 
 
 class DeviceVerdict(NamedTuple):
-    """Verdict on a device. reason: in words. off, compared: numbers of operators.
-    ratio: median ratio of its times to those of its kind; None: unknown.
-    """
+    """Verdict on a device. off, compared: numbers of operators. ratio: median, of its times to its kind's."""
 
     device: str
     state: VerdictState

@@ -155,10 +155,7 @@ class Registry:
 
     @classmethod
     def open(cls, url: str, window_s: float = WINDOW_S) -> Self:
-        """Open a registry. UserError: unusable, or of a later version.
-
-        url: as SQLAlchemy takes it: sqlite:///FILE, postgresql+DRIVER://…. window_s: of a new registry.
-        """
+        """Open a registry by its SQLAlchemy address. UserError: unusable, or of a later version. window_s: of a new one."""
         where = f"database '{without_passwords(url)}'"
         try:
             engine = sa.create_engine(url, pool_pre_ping=True)

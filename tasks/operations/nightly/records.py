@@ -77,10 +77,7 @@ class NightTimes(Stored):
 
 
 class DeviceNight(Record):
-    """A device in one night. facts: its runtime, processor and system, by name.
-
-    latency_errors: relative errors of the latency predictor on held-out SubNets, by digest.
-    """
+    """A device in one night. facts: by name. latency_errors: relative, of the predictor on held-out SubNets, by digest."""
 
     fingerprint: str
     facts: dict[str, str]
