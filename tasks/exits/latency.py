@@ -32,9 +32,8 @@ from tasks.prediction.latency import LatencyPredictor
 from tasks.prediction.layers import Layers
 from tasks.prediction.sums import Sums
 from tasks.search.problem import Problem
-from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings
-from tasks.search.stage import Target, costs_of, method_of
+from tasks.search.stage import Target, costs_of, method_of, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

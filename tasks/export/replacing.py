@@ -27,9 +27,8 @@ from tasks.measuring.subnets import Subject, implementations_of
 from tasks.prediction.accuracy import AccuracyPredictor
 from tasks.search.methods import Method
 from tasks.search.problem import Problem
-from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings
-from tasks.search.stage import Target, costs_of, method_of
+from tasks.search.stage import Target, costs_of, method_of, rows_of
 
 LARGEST = "largest"
 OWN_CHOICES_OF = "by the runtime's own choices"

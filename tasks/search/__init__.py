@@ -6,9 +6,8 @@ from importing import public_names
 
 if TYPE_CHECKING:
     from tasks.base.schemas.winners import FRONT_FILE, WHOLE_FRONT_FILE
-    from tasks.search.results import read_front
     from tasks.search.settings import Settings
-    from tasks.search.stage import SearchedSuperNet, SearchRequest, Target, run
+    from tasks.search.stage import SearchedSuperNet, SearchRequest, Target, read_front, run
 else:
     __getattr__ = public_names(__name__, __file__)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tasks.prediction.layers import Layers
     from tasks.search.feasibility import Cost
     from tasks.search.problem import Problem
-    from tasks.search.results import rows_of
+    from tasks.search.stage import rows_of
     from tasks.search.terminal import architecture, side_by_side
 else:
     globals().update(later_names(__file__))

@@ -28,9 +28,8 @@ from tasks.prediction.latency import LatencyPredictor
 from tasks.search.methods import Method
 from tasks.search.problem import Codes, Problem, SearchSpace, Values, neighbours, row_keys
 from tasks.search.refine.known import Latencies, within
-from tasks.search.results import rows_of
 from tasks.search.settings import Settings as SearchSettings
-from tasks.search.stage import Target, costs_of, method_of
+from tasks.search.stage import Target, costs_of, method_of, rows_of
 
 FEWEST = 8
 """Least number of different SubNets to learn from."""

@@ -22,7 +22,7 @@ from tasks.prediction.latency import Correction, LatencyPredictor
 from tasks.prediction.sums import Sums
 from tasks.search import SearchRequest, Settings, Target
 from tasks.search import run as search
-from tasks.search.results import read_front
+from tasks.search.stage import read_front
 from tests.support import examples
 
 EXITS = ("stage.1", "stage.2", "last")
