@@ -49,7 +49,7 @@ class Pool:
 
     def __init__(self, images: HeldOut) -> None:
         self.images = images
-        self.answers = cache(lambda name, full_exit: images.answers(name, full_exit))
+        self.answers = cache(lambda name, full_exit: images.answers(MEASURES[name], full_exit))
 
 
 def tested(held_out: HeldOut, pool: Pool, settings: PromiseSettings, rng: np.random.Generator) -> Policy:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from adaptive_runtime.base.arrays import Integers, Values
 from adaptive_runtime.exits import (
     MEASURES,
+    ConfidenceMeasure,
     ExitPrediction,
     MeasureName,
     Promise,
@@ -171,13 +172,13 @@ class HeldOut:
         """1 if the exit's own answer is the label, else 0."""
         return (self.logits_NEK.argmax(2) == self.labels_N[:, None]).astype(np.int64)
 
-    def traced(self, measure: MeasureName, full_exit: int) -> tuple[NDArray[np.int64], Values]:
+    def traced(self, measure: ConfidenceMeasure, full_exit: int) -> tuple[NDArray[np.int64], Values]:
         """Answers and confidences (N, E) by a measure, up to the exit that gives the full answer."""
-        answers_NE, confidences_NE = trace(MEASURES[measure], self.logits_NEK[:, : full_exit + 1])
+        answers_NE, confidences_NE = trace(measure, self.logits_NEK[:, : full_exit + 1])
         answers_NE[:, full_exit] = self.logits_NEK[:, full_exit].argmax(1)
         return answers_NE, confidences_NE
 
-    def answers(self, measure: MeasureName, full_exit: int) -> ExitAnswers:
+    def answers(self, measure: ConfidenceMeasure, full_exit: int) -> ExitAnswers:
         """Confidences by a measure, and losses against the full answer, up to the exit that gives it."""
         answers_NE, confidences_NE = self.traced(measure, full_exit)
         right_NE = (answers_NE == self.labels_N[:, None]).astype(np.int64)
@@ -197,7 +198,7 @@ class Leaving:
     @classmethod
     def of(cls, thresholds: Thresholds, images: HeldOut) -> "Leaving":
         """The exits that images take by thresholds, decided as on a device."""
-        answers_NE, confidences_NE = images.traced(thresholds.measure, thresholds.full_exit)
+        answers_NE, confidences_NE = images.traced(MEASURES[thresholds.measure], thresholds.full_exit)
         taken_N = (confidences_NE >= np.array([*thresholds.bars, -np.inf])).argmax(1)
         rows = np.arange(len(images))
         answers_N = answers_NE[rows, taken_N]
@@ -310,14 +311,14 @@ def calibrate(held_out: HeldOut, settings: PromiseSettings, rng: np.random.Gener
     choosing, testing = held_out.rows(order[:count]), held_out.rows(order[count:])
     full_exit = int(choosing.right_NE.mean(0).argmax())
     latency_ms_E = held_out.latency_ms_E[: full_exit + 1]
-    traced = {name: choosing.answers(name, full_exit) for name in settings.measures}
+    traced = {name: choosing.answers(MEASURES[name], full_exit) for name in settings.measures}
     halves = np.array_split(rng.permutation(count), 2)
     by_measure = {
         name: _expected_ms(answers, latency_ms_E, settings, len(testing), halves) for name, answers in traced.items()
     }
     measure = min(by_measure, key=by_measure.__getitem__)
     path_SF = find_path(traced[measure], latency_ms_E)
-    tested = testing.answers(measure, full_exit)
+    tested = testing.answers(MEASURES[measure], full_exit)
     bars_F = path_SF[furthest(path_SF, tested, settings, len(testing))]
     return _result(measure, bars_F, tested, testing, settings, by_measure)
 
