@@ -11,7 +11,6 @@ import torch
 
 import tailor_ir
 import tasks.export
-import tasks.search.refine
 from flows.config import AdaptConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
@@ -23,7 +22,7 @@ from flows.pipeline.stages.predictors import LATENCY, PROFILE
 from flows.pipeline.stages.spec import ALONE, Context, StageSpec
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
-from tasks.base.schemas.winners import Candidates
+from tasks.base.schemas.winners import MEASURED_FILE, Candidates
 from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import own_rows
 from tests.support.flows.tiny import TINY
@@ -77,7 +76,7 @@ def test_winners_of_several_devices_together_are_refined_once(tmp_path: Path) ->
 
 
 def test_the_candidates_of_a_refinement_stand_in_for_winners_that_miss(tmp_path: Path) -> None:
-    Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / tasks.search.refine.MEASURED_FILE)
+    Candidates(candidates=(), budgets=(), likely={}).write(tmp_path / MEASURED_FILE)
     make = substitutes_of(tmp_path, "refine.candidates=2")
     assert make is not None
     assert isinstance(make(), tasks.export.MeasuredSubstitutes)

@@ -4,19 +4,18 @@
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
 
-from tailor_ir import SuperNet
 from tasks.data import load
 from tasks.data.source import Inputs, answers
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.loop import Trainer
-from tasks.training.finetune.networks import Forward, Judge, Role
+from tasks.training.finetune.networks import Forward, Role, Trainable
 from tasks.training.finetune.numerics import loss_of
 from tasks.training.finetune.settings import TrainSettings
 
@@ -37,36 +36,19 @@ class Branches(nn.Module):
         return self.branch(torch.relu(self.shared(x_BCHW.flatten(1))))
 
 
-class BranchNetwork:
+class BranchNetwork(Trainable):
     """`first` is trained by the first SubNet only, `last` by the last one only, `idle` by none."""
 
     def __init__(self, settings: TrainSettings) -> None:
-        self.module: nn.Module = Branches()
-        self.runner = self.module
-        self.net: SuperNet | None = None
+        super().__init__(Branches(), (8, 8), lambda step: [Role("first", {}, False), Role("last", {}, False)])
         self.settings = settings
-        self.teacher: nn.Module | None = None
-        self.judge: Judge | None = None
-        self.base_size = (8, 8)
-
-    def undecayed(self) -> list[torch.Tensor]:
-        return []
-
-    def slowed(self) -> tuple[list[torch.Tensor], float]:
-        return [], 1.0
-
-    def begin(self, batches: Iterable[Inputs]) -> None:
-        """There is nothing to prepare."""
-
-    def roles(self, step: int) -> list[Role]:
-        return [Role("first", {}, False), Role("last", {}, False)]
 
     def losses(
-        self, roles: Sequence[Role], x: Inputs, target: torch.Tensor, forward: Forward
+        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
     ) -> Iterator[torch.Tensor]:
         for role in roles:
             self.module.branch = self.module.get_submodule(role.name)
-            yield loss_of(answers(forward, x), target, self.settings)
+            yield loss_of(answers(forward, x_BCHW), target, self.settings)
 
 
 if __name__ == "__main__":
