@@ -101,13 +101,7 @@ def quiet_ms(model: DeployedModel, requests: Requests) -> float:
 
 
 def stepped(
-    folder: Path,
-    runtime: str,
-    steps: int,
-    step_s: float,
-    stress: StressKind,
-    quantile: float,
-    slack: float,
+    folder: Path, runtime: str, steps: int, step_s: float, stress: StressKind, quantile: float, slack: float
 ) -> dict[str, float]:
     """Seconds from steps of the load until requests are in time again. slack: budget over the quiet latency of the largest."""
     with adaptive_runtime.load(folder, format=form_of(runtime)) as model:

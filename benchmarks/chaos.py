@@ -215,14 +215,10 @@ def bundle_faults(
             partial(service.again, partial(row.write_bytes, whole)),
         ),
         Fault(
-            "memory of the choice damaged",
-            partial(service.again, partial(damaged, state, REMEMBERED)),
-            lambda: None,
+            "memory of the choice damaged", partial(service.again, partial(damaged, state, REMEMBERED)), lambda: None
         ),
         Fault(
-            "prepared files damaged",
-            partial(service.again, partial(damaged, bundle / "prepared", "*")),
-            lambda: None,
+            "prepared files damaged", partial(service.again, partial(damaged, bundle / "prepared", "*")), lambda: None
         ),
     ]
 

@@ -21,12 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-SHARED = [
-    "data.augment=false",
-    "base.epochs=1",
-    "finetune.batch_size=64",
-    "finetune.micro_batch=32",
-]
+SHARED = ["data.augment=false", "base.epochs=1", "finetune.batch_size=64", "finetune.micro_batch=32"]
 SKIPPED = 3
 
 

@@ -119,11 +119,7 @@ def trained_rows(name: str, net: Any, data: dict[str, EvaluationData], rounds: i
             shares = [accuracy_on(client, model, data["test"], (height, width)) for model in (many, batched.content)]
         rows.append(
             _row(name, runtime, times_ms, one, single.content)
-            | {
-                "accuracy": shares[0],
-                "int8_accuracy": shares[1],
-                "kept": f"{len(single.kept)} of {len(single.layers)}",
-            }
+            | {"accuracy": shares[0], "int8_accuracy": shares[1], "kept": f"{len(single.kept)} of {len(single.layers)}"}
         )
     return rows
 

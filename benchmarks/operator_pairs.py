@@ -212,11 +212,7 @@ class Task:
             "data": self.data,
             "subnets": self.net.space.distinct,
             "original": self._of(own, known),
-            "mobilenetv2": {
-                "accuracy": their_accuracy,
-                "ms": their_ms,
-                **needs(self.theirs, self.theirs.max_config),
-            },
+            "mobilenetv2": {"accuracy": their_accuracy, "ms": their_ms, **needs(self.theirs, self.theirs.max_config)},
             "rows": rows,
         }
 

@@ -54,12 +54,7 @@ from tasks.prediction.sums import Sums, mac_sums, parameter_sums
 from tasks.search.problem import chain_of_tables
 
 STAGES = ("space", "train", "measure")
-CLASSES = {
-    "adascale": 10,
-    "adaptivenet_mobilenetv2": 1000,
-    "adaptivenet_resnet50": 1000,
-    "adaptivenet_resnet101": 1000,
-}
+CLASSES = {"adascale": 10, "adaptivenet_mobilenetv2": 1000, "adaptivenet_resnet50": 1000, "adaptivenet_resnet101": 1000}
 COMMON = (
     "data=glyphs",
     "data.images=6000",

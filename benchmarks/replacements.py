@@ -81,10 +81,7 @@ def duels(singles: Sequence[Single]) -> list[Duel]:
         both = [(own[first], own[second]) for own in blocks if first in own and second in own]
         if both:
             faster = sum(max(one.saved for one in ours) > max(one.saved for one in theirs) for ours, theirs in both)
-            beats, beaten = (
-                sum(_beats(*pair) for pair in both),
-                sum(_beats(theirs, ours) for ours, theirs in both),
-            )
+            beats, beaten = (sum(_beats(*pair) for pair in both), sum(_beats(theirs, ours) for ours, theirs in both))
             rows.append(Duel(first, second, len(both), faster, beats, beaten))
     return rows
 

@@ -145,11 +145,7 @@ def solved(problem: Problem, method: Method, ladder: Values) -> dict[str, Any]:
 
 
 def gaps(
-    problem: Problem,
-    make: Callable[[Problem, int], Method],
-    budgets_ms: list[float],
-    best: np.ndarray,
-    seeds: int,
+    problem: Problem, make: Callable[[Problem, int], Method], budgets_ms: list[float], best: np.ndarray, seeds: int
 ) -> dict[str, float]:
     """Mean and largest gap to the optimum [points], and seconds a budget."""
     found, seconds = [], 0.0

@@ -160,11 +160,7 @@ def restarts(bundle: Path, folder: Path, x: np.ndarray, count: int) -> dict[str,
             time.sleep(0.5)
             service.process.kill()
             killed_s = time.perf_counter()
-    return {
-        "restart_p50_s": float(np.median(took_s)),
-        "restart_max_s": max(took_s),
-        "choices": len(choices),
-    }
+    return {"restart_p50_s": float(np.median(took_s)), "restart_max_s": max(took_s), "choices": len(choices)}
 
 
 def main() -> None:

@@ -31,11 +31,7 @@ from rich.table import Table
 
 NETWORKS = Path(__file__).with_name("zoo.txt")
 ALTERNATIVES = ("merged", "pruned", "low_rank", "grouped", "separable", "fire", "ghost")
-SPACES = {
-    "sizes": None,
-    "alternatives": {"*": "auto", "alternatives": "auto"},
-    "exits": {"*": "auto", "exits": "auto"},
-}
+SPACES = {"sizes": None, "alternatives": {"*": "auto", "alternatives": "auto"}, "exits": {"*": "auto", "exits": "auto"}}
 EXIT_HEADS = ("exits, with shares of the MACs", "parameters of heads", "difference of chains")
 KINDS = ("resolution", "depth", "width_mult", "growth_mult", "expand_ratio", "kernel_size", "heads", "v_scale")
 LIMIT_S = 900
@@ -259,11 +255,7 @@ def bars_beside_sizes(rows: list[dict[str, Any]], space: str) -> list[tuple[str,
             ("three exits", "–", count(lambda r: len(r["exits"]) == 3)),
         ]
     return [
-        (
-            f"compile with {wished} and the proposed sizes",
-            ">= 55",
-            count(lambda row: True),
-        ),
+        (f"compile with {wished} and the proposed sizes", ">= 55", count(lambda row: True)),
         ("largest = original, elastic = built = exported (1e-4)", "all that compile", equal),
         (
             "weights of the network bit-equal in the SuperNet",

@@ -250,9 +250,7 @@ def _serve_agent(arguments: argparse.Namespace) -> None:
             **{name: getattr(arguments, name) for name in same},
             network=endpoint(arguments, TOKEN_VARIABLE),
             limits=ModelLimits(
-                memory_mib=arguments.memory_limit_mib,
-                cpu_s=arguments.cpu_limit_s,
-                wall_s=arguments.wall_limit_s,
+                memory_mib=arguments.memory_limit_mib, cpu_s=arguments.cpu_limit_s, wall_s=arguments.wall_limit_s
             ),
             sandbox=not arguments.without_sandbox,
             segments=arguments.serve_segments,

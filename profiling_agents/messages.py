@@ -746,8 +746,7 @@ class RefusedStream(Message):
 
 
 HomeMessage = Annotated[
-    Hello | HelloDevice | LoadSubNet | SentFile | RunSegments | GivenValues | SentProbe,
-    Field(discriminator="kind"),
+    Hello | HelloDevice | LoadSubNet | SentFile | RunSegments | GivenValues | SentProbe, Field(discriminator="kind")
 ]
 DeviceMessage = Annotated[
     Welcome | LoadedSubNet | KeptFile | RanSegments | MissedValues | TookValues | ReturnedProbe | RefusedStream,

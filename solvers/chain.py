@@ -28,9 +28,7 @@ Adjacency = dict[int, set[int]]
 
 
 def best_order(
-    cardinalities: Sequence[int],
-    scopes: Iterable[frozenset[int]],
-    derived: Sequence[Sequence[int]] = (),
+    cardinalities: Sequence[int], scopes: Iterable[frozenset[int]], derived: Sequence[Sequence[int]] = ()
 ) -> tuple[int, ...]:
     """The order with the smallest tables among several greedy orders, each of which begins with none or a few of the hubs.
 

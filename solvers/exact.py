@@ -216,11 +216,7 @@ class Optimum:
 
 
 def optimum(
-    chain: Chain,
-    budgets: Values,
-    tolerance: float = 1e-3,
-    allowed: Allowed | None = None,
-    known: Optimum | None = None,
+    chain: Chain, budgets: Values, tolerance: float = 1e-3, allowed: Allowed | None = None, known: Optimum | None = None
 ) -> Optimum:
     """The code with the largest gain whose costs (K,) are within `budgets` (K,).
 

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from tailor_ir.exits import ExitParts, FirstExit
     from tailor_ir.operators.features import OperatorFeature, operator_model
     from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
-    from tailor_ir.partition import (
-        HandedValue,
-        OperatorFlow,
-        PrePartition,
-        SubnetDataflow,
-        find_flows,
-    )
+    from tailor_ir.partition import HandedValue, OperatorFlow, PrePartition, SubnetDataflow, find_flows
     from tailor_ir.reading.trace import load_onnx
     from tailor_ir.spaces.kinds import KINDS
     from tailor_ir.spaces.selectors import OF_SEVERAL, Choice, Config, Variable, asks_for_exits, choice_text

@@ -11,13 +11,7 @@ from profiling_agents.messages import AgentError
 from profiling_agents.network.endpoint import BAD_INPUT, ServiceParser
 
 PROGRAM = "autotailor-runtime"
-COMMANDS = {
-    "check": checking,
-    "fleet": fleet,
-    "search": searching,
-    "serve": serving,
-    "split": splitting,
-}
+COMMANDS = {"check": checking, "fleet": fleet, "search": searching, "serve": serving, "split": splitting}
 
 
 def command_line() -> argparse.ArgumentParser:

@@ -74,11 +74,7 @@ def found_subnets(
 
 
 def _row(
-    blocks: BlocksManifest,
-    path: SegmentPath,
-    accuracy: float,
-    sessions: SegmentSessions,
-    ms_E: Values,
+    blocks: BlocksManifest, path: SegmentPath, accuracy: float, sessions: SegmentSessions, ms_E: Values
 ) -> BundledSubNet:
     segments = [blocks.segments[number] for number in path]
     config = blocks.config_of(path)

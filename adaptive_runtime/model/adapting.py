@@ -174,10 +174,7 @@ class Adaptation:
         return tuple(one for row in rows if not (one := self.variants.variants[row]).placed)
 
     def choose(
-        self,
-        cold: frozenset[int] = NONE,
-        without: frozenset[int] = NONE,
-        request: RequestProgress = ONE_RUN,
+        self, cold: frozenset[int] = NONE, without: frozenset[int] = NONE, request: RequestProgress = ONE_RUN
     ) -> Decision:
         """The row that should serve the next run of a request. cold: rows that are not loaded.
 
@@ -326,10 +323,7 @@ class Adaptation:
             self._placed.renew(self._factors, over_devices / at_home.factor(self._load))
 
     def _inputs(
-        self,
-        cold: frozenset[int] = NONE,
-        without: frozenset[int] = NONE,
-        request: RequestProgress = ONE_RUN,
+        self, cold: frozenset[int] = NONE, without: frozenset[int] = NONE, request: RequestProgress = ONE_RUN
     ) -> DecisionInputs:
         """All inputs of a decision made now."""
         factors: LoadFactors = self._factors

@@ -14,12 +14,7 @@ from typing import Any
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.process import give_back, resident_mib
 from adaptive_runtime.bundle.bundles import CHAIN_FORMATS, BundledSubNet, BundleFormat, OpenBundle
-from adaptive_runtime.bundle.chains import (
-    ChainManifest,
-    ExitChain,
-    all_leave_at,
-    require_runtime,
-)
+from adaptive_runtime.bundle.chains import ChainManifest, ExitChain, all_leave_at, require_runtime
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.prepared import Beside, PartFiles, PreparedFiles, VariantError, failure
 from adaptive_runtime.pool.variants import (

@@ -32,15 +32,7 @@ from adaptive_runtime.server.answering import BODY_S, AskedAnswer, ModelService,
 from adaptive_runtime.server.metrics import CONTENT_TYPE, state_told
 from adaptive_runtime.server.options import ServiceOptions
 from adaptive_runtime.server.pages import PATHS
-from adaptive_runtime.server.protocol import (
-    BINARY,
-    LENGTH_HEADER,
-    PackedBody,
-    RequestRefused,
-    read,
-    shown,
-    written,
-)
+from adaptive_runtime.server.protocol import BINARY, LENGTH_HEADER, PackedBody, RequestRefused, read, shown, written
 from adaptive_runtime.server.recent import ChoiceMemory
 from adaptive_runtime.server.served import ServedModel
 from adaptive_runtime.server.unix_socket import listening

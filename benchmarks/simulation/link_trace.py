@@ -48,9 +48,7 @@ class BandwidthTrace(RecordedTrace):
         """The link at a time; the trace repeats after its end."""
         number = bisect.bisect_right(self.times_s, time_s % self.duration_s) - 1
         return MeasuredLink(
-            up_mbps=self.up_mbps[number],
-            down_mbps=self.down_mbps[number],
-            round_trip_ms=self.round_trip_ms[number],
+            up_mbps=self.up_mbps[number], down_mbps=self.down_mbps[number], round_trip_ms=self.round_trip_ms[number]
         )
 
 

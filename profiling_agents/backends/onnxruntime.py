@@ -95,11 +95,7 @@ def engine_options(threads: int, provider: str) -> tuple[messages.EngineOption, 
 
 def _side_by_side(threads: int, operators: int) -> messages.RuntimeSettings:
     """Settings to run this many operators at once, each with its share of the threads; never more threads than given."""
-    return {
-        INSIDE: threads // operators,
-        "inter_op_num_threads": operators,
-        "execution_mode": "ORT_PARALLEL",
-    }
+    return {INSIDE: threads // operators, "inter_op_num_threads": operators, "execution_mode": "ORT_PARALLEL"}
 
 
 def session_settings(threads: int, provider: str) -> messages.RuntimeSettings:

@@ -200,11 +200,7 @@ ON_CORES = (
         does="What OpenVINO's own choices are for: one sample soon, or many samples at once.",
         sets={"throughput": {"PERFORMANCE_HINT": "THROUGHPUT"}},
     ),
-    base.switch(
-        "hyper_threading",
-        "Two threads may share a core that can run two.",
-        {"ENABLE_HYPER_THREADING": False},
-    ),
+    base.switch("hyper_threading", "Two threads may share a core that can run two.", {"ENABLE_HYPER_THREADING": False}),
 )
 
 

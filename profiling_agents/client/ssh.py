@@ -41,11 +41,7 @@ LOCAL_PATIENCE_S = 2.0
 
 @contextmanager
 def local_agent(
-    backend: str = "ncnn",
-    threads: int = 1,
-    *,
-    cores: Sequence[int] | None = None,
-    options: Sequence[str] = (),
+    backend: str = "ncnn", threads: int = 1, *, cores: Sequence[int] | None = None, options: Sequence[str] = ()
 ) -> Iterator["AgentClient"]:
     """An agent as a separate process on loopback with a random token, and its client; it ends with the block.
 
@@ -61,11 +57,7 @@ def local_agent(
     with tempfile.TemporaryFile() as errors:
         # stdin stays open as long as this process lives; the agent stops when it closes.
         process = subprocess.Popen(
-            [*command, *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
+            [*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
         )
         try:
             url = wait_until_ready(process, errors, "local agent")
@@ -193,10 +185,7 @@ def ssh_agent(
         raise AgentError("ssh: no 'ssh' on this machine; install the OpenSSH client")
     token = secrets.token_hex(32)
     remote = shlex.join([target.python, "-c", Path(far_side.__file__).read_text(encoding="utf-8")])
-    with (
-        tempfile.TemporaryDirectory(prefix="autotailor-ssh-") as folder,
-        tempfile.TemporaryFile() as errors,
-    ):
+    with tempfile.TemporaryDirectory(prefix="autotailor-ssh-") as folder, tempfile.TemporaryFile() as errors:
         control = Path(folder) / "c"
         process = subprocess.Popen(
             [*target.arguments(control), "-M", "--", target.destination, remote],

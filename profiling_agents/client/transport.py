@@ -97,10 +97,7 @@ class Transport:
         LostError when the connection breaks, garbles a line, or brings nothing for `timeout_s`; not retried here.
         """
         timeout = self._timeout(timeout_s)
-        with (
-            self._failures(),
-            self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response,
-        ):
+        with self._failures(), self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
             if not response.is_success:
                 response.read()
                 self._check(response)

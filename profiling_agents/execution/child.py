@@ -115,10 +115,7 @@ class Child:
     def _environment(self) -> dict[str, str]:
         """The service's environment without its token; one OpenMP thread for each allowed thread."""
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        environment |= {
-            "PYTHONPATH": python_path(environment),
-            "OMP_NUM_THREADS": str(self._settings.threads),
-        }
+        environment |= {"PYTHONPATH": python_path(environment), "OMP_NUM_THREADS": str(self._settings.threads)}
         if self._settings.sandbox is not None:
             own = str(self._settings.sandbox.folder)
             environment |= dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"), own)

@@ -186,11 +186,7 @@ def add_network(parser: argparse.ArgumentParser, port: int, risk: str) -> argpar
         metavar="NAME",
         help="a further name by which clients reach this service; may be repeated",
     )
-    network.add_argument(
-        "--insecure-bind",
-        action="store_true",
-        help=f"leave this machine without TLS: {risk}",
-    )
+    network.add_argument("--insecure-bind", action="store_true", help=f"leave this machine without TLS: {risk}")
     network.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
     network.add_argument(
         "--silence-limit-s",

@@ -159,13 +159,7 @@ class Guard:
     """ASGI middleware. `hosts`: its accepted host names; `any_address`: also any IP address (wildcard bind)."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str | TokenCheck,
-        hosts: frozenset[str],
-        any_address: bool,
-        rules: GuardRules,
+        self, app: ASGIApp, *, token: str | TokenCheck, hosts: frozenset[str], any_address: bool, rules: GuardRules
     ) -> None:
         self._app = app
         self._token = token

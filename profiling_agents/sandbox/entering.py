@@ -132,9 +132,7 @@ def restrict(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     known = version()
     handled = FILE_RIGHTS_OF_VERSION[min(known, max(FILE_RIGHTS_OF_VERSION))]
     rules = _Ruleset(
-        handled,
-        BIND_AND_CONNECT if known >= WITH_NETWORK else 0,
-        SOCKETS_AND_SIGNALS if known >= WITH_SCOPES else 0,
+        handled, BIND_AND_CONNECT if known >= WITH_NETWORK else 0, SOCKETS_AND_SIGNALS if known >= WITH_SCOPES else 0
     )
     fields = 3 if known >= WITH_SCOPES else 2 if known >= WITH_NETWORK else 1
     size = ctypes.c_size_t(fields * ctypes.sizeof(ctypes.c_uint64))

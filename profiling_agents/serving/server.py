@@ -217,12 +217,7 @@ def _worker(options: ServerOptions, folder: Path, claimed: Claim) -> WorkerSetti
 
 
 async def _serve(
-    options: ServerOptions,
-    settings: WorkerSettings,
-    folder: Path,
-    listener: socket.socket,
-    claimed: Claim,
-    token: str,
+    options: ServerOptions, settings: WorkerSettings, folder: Path, listener: socket.socket, claimed: Claim, token: str
 ) -> None:
     runner = Runner(settings, folder)
     try:

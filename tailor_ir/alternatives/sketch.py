@@ -71,13 +71,7 @@ class Sketch:
         """Add a node with one result; return the result's name."""
         name = self._free(name)
         self.nodes.append(
-            Node(
-                name=name,
-                op=op,
-                inputs=tuple(inputs),
-                outputs=(name,),
-                attributes=tuple((attributes or {}).items()),
-            )
+            Node(name=name, op=op, inputs=tuple(inputs), outputs=(name,), attributes=tuple((attributes or {}).items()))
         )
         self.shapes[name] = shape
         return name

@@ -198,9 +198,7 @@ class Runtime:
         options = self._make("CreateSessionOptions")
         self._call("SetIntraOpNumThreads", options, ctypes.c_int(1))
         self._call(
-            "SetSessionGraphOptimizationLevel",
-            options,
-            ctypes.c_int(DISABLE_ALL if self._as_it_stands else ENABLE_ALL),
+            "SetSessionGraphOptimizationLevel", options, ctypes.c_int(DISABLE_ALL if self._as_it_stands else ENABLE_ALL)
         )
         if self._as_it_stands:
             self._keep_order(options)

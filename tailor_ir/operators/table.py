@@ -193,12 +193,7 @@ class OperatorTable:
         source = self.space.sources.under(codes)
         present = [own for own, there in zip(self._own, self._there(codes), strict=True) if there]
         placed = tuple(
-            PlacedOperator(
-                feature,
-                tuple(source.get(name, name) for name in own.operands),
-                own.results,
-                own.names,
-            )
+            PlacedOperator(feature, tuple(source.get(name, name) for name in own.operands), own.results, own.names)
             for feature, own in zip(self.operators(codes), present, strict=True)
         )
         outputs = tuple(source.get(name, name) for name in self._graph.outputs)

@@ -172,10 +172,7 @@ def _product(name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     elif not isinstance(a, ComplexPair):
         pair = ComplexPair(of(a, b.real), of(a, b.imag))
     else:
-        pair = ComplexPair(
-            of(a.real, b.real) - of(a.imag, b.imag),
-            of(a.real, b.imag) + of(a.imag, b.real),
-        )
+        pair = ComplexPair(of(a.real, b.real) - of(a.imag, b.imag), of(a.real, b.imag) + of(a.imag, b.real))
     return pair + rest[0] if rest and rest[0] is not None else pair
 
 

@@ -24,11 +24,7 @@ from tailor_ir.graph import NO_BATCH
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.trace import TRACE_BATCH
 
-OTHERS = {
-    TensorProto.FLOAT16: "float16",
-    TensorProto.DOUBLE: "float64",
-    TensorProto.BFLOAT16: "bfloat16",
-}
+OTHERS = {TensorProto.FLOAT16: "float16", TensorProto.DOUBLE: "float64", TensorProto.BFLOAT16: "bfloat16"}
 """Floating-point types that are read as float32, with torch's names."""
 LOW = (torch.float16, torch.bfloat16)
 TYPE_ATTRIBUTES = frozenset(("to", "dtype", "stash_type", "output_dtype", "softmax_precision"))
@@ -139,12 +135,7 @@ def float32_copy(module: nn.Module, examples: ExampleInputs) -> tuple[nn.Module,
     try:
         with torch.no_grad():
             plain.call(same, plain.batches(1))
-    except (
-        AssertionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # operands of two types, or a check by the module
+    except (AssertionError, RuntimeError, TypeError, ValueError):  # operands of two types, or a check by the module
         return None
     return same, plain
 

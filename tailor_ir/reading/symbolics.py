@@ -197,16 +197,7 @@ def _inner_product(g: Any, a: Any, b: Any) -> Any:
 
 
 def _instance_norm(
-    g: Any,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    own: Any,
-    momentum: Any,
-    epsilon: Any,
-    cudnn: Any,
+    g: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, own: Any, momentum: Any, epsilon: Any, cudnn: Any
 ) -> Any:
     """An instance norm; in eval mode with running statistics it equals a BatchNorm."""
     if symbolic_helper._parse_arg(own, "i"):

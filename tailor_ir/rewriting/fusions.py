@@ -183,11 +183,7 @@ def _add(a: Pattern, b: Pattern) -> Op:
 def _half_of(factor: Pattern) -> tuple[Op, ...]:
     """½ · x · factor in its usual orders."""
     half = Number(0.5)
-    return (
-        _mul(_mul(X, factor), half),
-        _mul(X, _mul(factor, half)),
-        _mul(_mul(X, half), factor),
-    )
+    return (_mul(_mul(X, factor), half), _mul(X, _mul(factor, half)), _mul(_mul(X, half), factor))
 
 
 def _activation(op: str, **attributes: int | float | str) -> Build:
@@ -308,10 +304,7 @@ LAYER_NORM = RewriteRule(_add(_mul(_STANDARD, Value("scale")), Value("bias")), _
 
 # -- group norm ------------------------------------------------------------------------------------------------------
 
-_INSTANCE = Op(
-    "Reshape",
-    (Op("InstanceNormalization", (Op("Reshape", (X,)), Value("ones"), Value("zeros")), "norm"),),
-)
+_INSTANCE = Op("Reshape", (Op("InstanceNormalization", (Op("Reshape", (X,)), Value("ones"), Value("zeros")), "norm"),))
 
 
 def _group_norm(found: Match, graph: Graph, tensors: Tensors) -> Replacement | None:

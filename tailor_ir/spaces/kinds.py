@@ -237,18 +237,6 @@ BLOCK = Kind(name="block", scope="block", phase=None, of_block=_propose_alternat
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for kind in (
-        RESOLUTION,
-        SEQUENCE_LENGTH,
-        DEPTH,
-        WIDTH,
-        GROWTH,
-        EXPANSION,
-        HEADS,
-        VALUES,
-        KERNEL,
-        BLOCK,
-        EXIT,
-    )
+    for kind in (RESOLUTION, SEQUENCE_LENGTH, DEPTH, WIDTH, GROWTH, EXPANSION, HEADS, VALUES, KERNEL, BLOCK, EXIT)
 }
 """The kinds by name, in the order in which they propose variables."""

@@ -114,11 +114,7 @@ def _presence(
 
 
 def _placed(
-    sizings: list[Sizing],
-    graph: Graph,
-    axis_map: AxisMap,
-    presence: dict[str, Presence],
-    columns: DerivedColumns,
+    sizings: list[Sizing], graph: Graph, axis_map: AxisMap, presence: dict[str, Presence], columns: DerivedColumns
 ) -> tuple[Sizing, ...]:
     """The sizings, each with the SubNets in which a node has its group."""
     found: dict[int, list[Presence]] = {sizing.group: [] for sizing in sizings}

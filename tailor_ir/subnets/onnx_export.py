@@ -266,10 +266,7 @@ class _OnnxGraph:
         own = self.tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.0
         scaled = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
         shift = bias + (own - mean) * factor
-        return {
-            1: gs.Constant(names[0], scaled.astype(np.float32)),
-            2: gs.Constant(names[1], shift.astype(np.float32)),
-        }
+        return {1: gs.Constant(names[0], scaled.astype(np.float32)), 2: gs.Constant(names[1], shift.astype(np.float32))}
 
 
 def subnet_onnx(

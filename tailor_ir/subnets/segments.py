@@ -151,13 +151,7 @@ def _ways(structure: Structure, base: np.ndarray, whole: Subnet, column: int, ba
             raise SpaceError(f"{where}: it reads {len(entries)} values, so that it is no part of a chain; leave it out")
         (entry,) = entries
         yield _Way(
-            entry=entry,
-            exit=value,
-            column=column,
-            choice=str(choice),
-            codes=codes,
-            subnet=subnet,
-            producer=producer,
+            entry=entry, exit=value, column=column, choice=str(choice), codes=codes, subnet=subnet, producer=producer
         )
 
 

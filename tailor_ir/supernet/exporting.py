@@ -63,13 +63,7 @@ def _whole(
 ) -> ModelProto:
     """A SubNet whose weights are cut out of the common ones."""
     return subnet_onnx(
-        elastic,
-        row,
-        statistics=statistics,
-        fold_batch_norm=False,
-        batch=batch,
-        weights=True,
-        take=common.take,
+        elastic, row, statistics=statistics, fold_batch_norm=False, batch=batch, weights=True, take=common.take
     )
 
 

@@ -362,10 +362,7 @@ class SuperNet:
         return exits_of(self.structure, self.space.row(config))
 
     def segments(
-        self,
-        config: Mapping[str, Choice],
-        statistics: Statistics | None = None,
-        exits: Sequence[str] | None = None,
+        self, config: Mapping[str, Choice], statistics: Statistics | None = None, exits: Sequence[str] | None = None
     ) -> tuple[Segment, ...]:
         """A SubNet as a chain of stand-alone networks (`build`), each up to one exit that it passes, the last one to its own.
 
@@ -565,10 +562,7 @@ class SuperNet:
             write_onnx(model, Path(folder) / f"{number}.onnx")
 
     def parts(
-        self,
-        config: Mapping[str, Choice],
-        groups: Sequence[Sequence[int]],
-        statistics: Statistics | None = None,
+        self, config: Mapping[str, Choice], groups: Sequence[Sequence[int]], statistics: Statistics | None = None
     ) -> tuple[nn.Module, ...]:
         """The parts of a split SubNet as stand-alone networks (`build`); groups and errors as in `export_parts`."""
         codes = self.space.row(config)

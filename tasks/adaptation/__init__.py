@@ -8,13 +8,7 @@ if TYPE_CHECKING:
     from adaptive_runtime.weights import GuardEvent, GuardSettings
     from tasks.adaptation.guards import Anchor, GuardedAnswer, GuardedSubnet
     from tasks.adaptation.methods import METHODS, AdaptationMethod, make_method
-    from tasks.adaptation.settings import (
-        GUARDED_METHOD,
-        AdaptationSettings,
-        MethodName,
-        MethodSettings,
-        StepSettings,
-    )
+    from tasks.adaptation.settings import GUARDED_METHOD, AdaptationSettings, MethodName, MethodSettings, StepSettings
     from tasks.evaluation.adapted import (
         AdaptedState,
         AdaptiveSubnet,

@@ -35,10 +35,7 @@ EARLIER_NAMES = (
         "partition.devices=[HOME,DEVICE]",
     ),
     EarlierName(
-        "option",
-        "search.partition",
-        "0.18",
-        advice="links and limits of SubNets over devices are options of partition",
+        "option", "search.partition", "0.18", advice="links and limits of SubNets over devices are options of partition"
     ),
     *(
         EarlierName("network", f"conf.networks.{name}", "0.18", now=f"conf.networks.{now}")

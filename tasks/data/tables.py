@@ -25,16 +25,7 @@ from tasks.base.errors import UserError, shortened
 from tasks.data.images import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.sounds import WavClips
-from tasks.data.source import (
-    Inputs,
-    OtherInput,
-    Source,
-    Splits,
-    check_labels,
-    files_of_splits,
-    named_file,
-    numbered,
-)
+from tasks.data.source import Inputs, OtherInput, Source, Splits, check_labels, files_of_splits, named_file, numbered
 from tasks.data.texts import augmented, text_preparation, told_longer, vocabulary_of
 
 LABEL = "label"

@@ -49,12 +49,10 @@ class Settings(TimingSettings):
         False, description="all SubNets of a device in one folder, whose common weights are there once"
     )
     blocks: bool = Field(
-        False,
-        description="the bundle has the segments of blocks with alternatives, too, for a search on the device",
+        False, description="the bundle has the segments of blocks with alternatives, too, for a search on the device"
     )
     adaptable: bool = Field(
-        False,
-        description="the bundle has what its SubNets need to adapt their BatchNorm statistics on the device, too",
+        False, description="the bundle has what its SubNets need to adapt their BatchNorm statistics on the device, too"
     )
     adaptable_images: int = Field(
         16, ge=2, le=256, description="adaptable: images of a batch from which statistics are taken on the device"
@@ -76,10 +74,7 @@ class Settings(TimingSettings):
         (), description="side files of winners that have adapted, which are exported so; one for each SubNet at most"
     )
     replacements: int = Field(
-        2,
-        ge=0,
-        le=100,
-        description="further SubNets that are timed in the place of a winner that misses its budget",
+        2, ge=0, le=100, description="further SubNets that are timed in the place of a winner that misses its budget"
     )
     keep_winners: bool = Field(
         False,

@@ -41,12 +41,7 @@ def blank(x: str, y: str, height: int = 430) -> go.Figure:
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        hoverlabel={
-            "align": "left",
-            "bgcolor": "#22262d",
-            "font": {"color": "#f2f3f5"},
-            "bordercolor": "#22262d",
-        },
+        hoverlabel={"align": "left", "bgcolor": "#22262d", "font": {"color": "#f2f3f5"}, "bordercolor": "#22262d"},
         hovermode="closest",
     )
     figure.update_xaxes(title=x, zeroline=False, automargin=True)
@@ -129,8 +124,7 @@ def _scatter(
     figure: go.Figure, name: str, rows: Rows, device: Row, marker: Row, mode: str, dash: str | None = None
 ) -> None:
     rows = sorted(
-        (r for r in rows if r.get("measured_ms") and r.get("accuracy") is not None),
-        key=lambda r: r["measured_ms"],
+        (r for r in rows if r.get("measured_ms") and r.get("accuracy") is not None), key=lambda r: r["measured_ms"]
     )
     if rows:
         figure.add_scatter(

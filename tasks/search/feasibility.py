@@ -62,10 +62,7 @@ def fastest(problem: Problem, rng: np.random.Generator, limits: Values | None = 
 
 
 def least(
-    problem: Problem,
-    rng: np.random.Generator,
-    cost: Callable[[Scores], Values],
-    limits: Values | None = None,
+    problem: Problem, rng: np.random.Generator, cost: Callable[[Scores], Values], limits: Values | None = None
 ) -> Codes:
     """Code (V,) with the least cost within `limits` (K,); if none is found, the code that exceeds them least.
 

@@ -145,9 +145,7 @@ class Settings(Strict):
     )
     tolerance: float = Field(1e-3, ge=0, lt=0.1, description="of the budget, that the exact search may miss")
     budgets_ms: tuple[LatencyBudget, ...] | None = Field(
-        None,
-        min_length=1,
-        description="latency budgets; null: `budget_count` from the fastest SubNet to the best",
+        None, min_length=1, description="latency budgets; null: `budget_count` from the fastest SubNet to the best"
     )
     device_budgets_ms: dict[str, Annotated[tuple[LatencyBudget, ...], Field(min_length=1)]] | None = Field(
         None, description="latency budgets of single devices, in the place of budgets_ms"

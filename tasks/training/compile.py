@@ -153,11 +153,7 @@ def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[Inputs]
 
 
 def supernet_of(
-    settings: Settings,
-    model: ModelSettings,
-    data: DataSettings,
-    weights: Path | None,
-    space: Mapping[str, Any] | None,
+    settings: Settings, model: ModelSettings, data: DataSettings, weights: Path | None, space: Mapping[str, Any] | None
 ) -> SuperNet:
     """The SuperNet of a network.
 

@@ -268,13 +268,7 @@ def _check_largest(net: tailor_ir.SuperNet, reference: Reference, name: str) -> 
     net.elastic.eval()
     net.elastic.activate(net.max_config)
     for batch, feeds in reference.feeds.items():
-        _same(
-            f"{name} is not the original",
-            reference.answers[batch],
-            _call(net.elastic, feeds),
-            net.elastic,
-            feeds,
-        )
+        _same(f"{name} is not the original", reference.answers[batch], _call(net.elastic, feeds), net.elastic, feeds)
 
 
 def _check_subnet(net: tailor_ir.SuperNet, original: Original, config: Config, name: str, folder: Path) -> None:
@@ -299,23 +293,10 @@ def _check_saved(net: tailor_ir.SuperNet, original: Original, folder: Path) -> N
     for each in (net, loaded):
         each.elastic.eval()
         each.elastic.activate(net.max_config)
-    _same(
-        "loaded is not saved",
-        _call(net.elastic, feeds),
-        _call(loaded.elastic, feeds),
-        net.elastic,
-        feeds,
-    )
+    _same("loaded is not saved", _call(net.elastic, feeds), _call(loaded.elastic, feeds), net.elastic, feeds)
 
 
-def _same(
-    kind: str,
-    expected: Answers,
-    found: Answers,
-    module: torch.nn.Module,
-    feeds: Feeds,
-    more: str = "",
-) -> None:
+def _same(kind: str, expected: Answers, found: Answers, module: torch.nn.Module, feeds: Feeds, more: str = "") -> None:
     """Shapes, types and numbers; where they differ, by more than rounding inside of `module` changes its answer."""
     if [(a.shape, a.dtype) for a in expected] != [(b.shape, b.dtype) for b in found]:
         told = [[(a.shape, a.dtype.name) for a in answers] for answers in (expected, found)]

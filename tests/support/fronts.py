@@ -25,10 +25,7 @@ def predicted(net: tailor_ir.SuperNet, config: Config) -> Predicted:
 
 
 def write_front(
-    folder: Path,
-    net: tailor_ir.SuperNet,
-    winners: Sequence[tuple[Config, float]],
-    baseline: Sequence[Config] = (),
+    folder: Path, net: tailor_ir.SuperNet, winners: Sequence[tuple[Config, float]], baseline: Sequence[Config] = ()
 ) -> Front:
     """A front with a winner for each budget [ms] in `folder`."""
     rows = tuple(Winner(budget_ms=budget_ms, **predicted(net, config).to_json()) for config, budget_ms in winners)

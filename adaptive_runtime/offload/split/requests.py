@@ -180,11 +180,7 @@ class Routes:
             self._change(giver.device, taker.device, "out", reason)
 
     async def run(
-        self,
-        route: Route,
-        tensors: Sequence[tuple[SentActivation, bytes]],
-        coding: ActivationCoding,
-        within_ms: float,
+        self, route: Route, tensors: Sequence[tuple[SentActivation, bytes]], coding: ActivationCoding, within_ms: float
     ) -> list[PeerAnswer | None]:
         """Run the segments consecutively. Returns the answer of each, or None if it has not come before the last one.
 

@@ -191,12 +191,7 @@ def run(
     subnet = _Subnet(asked)
     phases = phases_of(plan_stream(drift, subnet.images.label_M), drift)
     playing = _Playing(
-        subnet=subnet,
-        drift=drift,
-        phases=phases,
-        window_images=settings.window_images,
-        out=out,
-        progress=progress,
+        subnet=subnet, drift=drift, phases=phases, window_images=settings.window_images, out=out, progress=progress
     )
     (out / ADAPTED_FOLDER).mkdir(exist_ok=True)
     reasons = {method: why for method in settings.methods if (why := subnet.left_out(method)) is not None}

@@ -93,10 +93,7 @@ LACKS_OF_F1: Mapping[str, str] = MappingProxyType(
 )
 """Features that are unavailable when the score is no share of right answers, and the reasons."""
 JUDGED: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
-    {
-        ACCURACY: ("top-1 accuracy", "accuracy", MappingProxyType({})),
-        MACRO_F1: ("macro F1", "macro F1", LACKS_OF_F1),
-    }
+    {ACCURACY: ("top-1 accuracy", "accuracy", MappingProxyType({})), MACRO_F1: ("macro F1", "macro F1", LACKS_OF_F1)}
 )
 """The metric, the score in tables, and the unavailable features, by the metric's name in settings."""
 

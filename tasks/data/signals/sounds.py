@@ -24,14 +24,7 @@ from tasks.base.errors import UserError
 from tasks.data.drawn.variation import uniforms
 from tasks.data.folders import class_files
 from tasks.data.settings import DataSettings
-from tasks.data.signals.synthesised import (
-    EVENTS,
-    NUMBERS,
-    SOUND_WINDOW_S,
-    Array,
-    SynthesisedSignals,
-    spectrogram_of,
-)
+from tasks.data.signals.synthesised import EVENTS, NUMBERS, SOUND_WINDOW_S, Array, SynthesisedSignals, spectrogram_of
 from tasks.data.source import UNSCALED, Source
 
 SAMPLING_RATE_HZ = 16_000

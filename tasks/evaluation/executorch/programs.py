@@ -28,9 +28,7 @@ def jobs_of_modules(
 
 
 def subnet_jobs(
-    subnets: Mapping[str, tuple[SuperNet, Config]],
-    limits: ConversionLimits,
-    statistics: Statistics | None = None,
+    subnets: Mapping[str, tuple[SuperNet, Config]], limits: ConversionLimits, statistics: Statistics | None = None
 ) -> dict[str, Outcome]:
     """Jobs of SubNets by key, in order, with their weights; a failed conversion yields an error.
 

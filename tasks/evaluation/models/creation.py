@@ -219,9 +219,7 @@ def create_callable(
                     allowed=f"a function of num_classes, {', '.join(facts)} and model.options",
                 ) from error
             raise UserError(
-                where,
-                f"raises {told(error, folder)}",
-                next_step=_taken(error) or "mend it, or check model.options",
+                where, f"raises {told(error, folder)}", next_step=_taken(error) or "mend it, or check model.options"
             ) from error
     if not isinstance(model, nn.Module):
         raise UserError(where, f"returns {type(model).__name__}", allowed="torch.nn.Module")
@@ -357,12 +355,7 @@ _DRAWING = threading.RLock()
 
 
 def create(
-    settings: ModelSettings,
-    classes: int,
-    form: AnyForm,
-    *,
-    seed: int = 0,
-    problem: LearningProblem = CLASSIFICATION,
+    settings: ModelSettings, classes: int, form: AnyForm, *, seed: int = 0, problem: LearningProblem = CLASSIFICATION
 ) -> nn.Module | onnx.ModelProto:
     """The network for `classes` classes and samples of this form: a module, or the content of an .onnx file.
 

@@ -159,9 +159,7 @@ def classifier_of(whole: nn.Module, path: str, where: str, classes: int, form: S
             maps = maps_of(backbone(form.last_words(1)))
     except Exception as error:
         raise UserError(
-            where,
-            f"cannot run on images alone: {told(error, None)}",
-            allowed="a part that takes the network's images",
+            where, f"cannot run on images alone: {told(error, None)}", allowed="a part that takes the network's images"
         ) from error
     backbone.train()
     if not maps or not all(isinstance(one, torch.Tensor) and one.ndim == 4 for one in maps):

@@ -113,10 +113,7 @@ def split(converted: NcnnFiles, joined: JoinedModel) -> list[NcnnFiles | None]:
 
 
 def _part(
-    members: Sequence[tuple[Layer, bytes]],
-    inputs: tuple[int, ...],
-    outputs: tuple[int, ...],
-    marked: frozenset[str],
+    members: Sequence[tuple[Layer, bytes]], inputs: tuple[int, ...], outputs: tuple[int, ...], marked: frozenset[str]
 ) -> NcnnFiles | None:
     names = {f"in{number}": f"in{own}" for own, number in enumerate(inputs)}
     names |= {f"out{number}": f"out{own}" for own, number in enumerate(outputs)}

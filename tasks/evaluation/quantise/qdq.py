@@ -22,13 +22,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    create_calibrator,
-    quantize_static,
-)
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, create_calibrator, quantize_static
 from onnxruntime.quantization.calibrate import save_tensors_data
 
 from profiling_agents.messages import Precision

@@ -33,9 +33,7 @@ from tasks.evaluation.subnets.record import Accuracy
 
 @torch.no_grad()
 def tallied(
-    forward: Callable[..., torch.Tensor],
-    batches: Iterable[Batch],
-    problem: LearningProblem = CLASSIFICATION,
+    forward: Callable[..., torch.Tensor], batches: Iterable[Batch], problem: LearningProblem = CLASSIFICATION
 ) -> Tallied:
     """Tally of the answers of `forward` (x_BCHW, or each of several inputs -> raw outputs, such as logits_BK)."""
     tally = problem.tally()
@@ -45,9 +43,7 @@ def tallied(
 
 
 def count_correct(
-    forward: Callable[..., torch.Tensor],
-    batches: Iterable[Batch],
-    problem: LearningProblem = CLASSIFICATION,
+    forward: Callable[..., torch.Tensor], batches: Iterable[Batch], problem: LearningProblem = CLASSIFICATION
 ) -> Accuracy:
     """Accuracy and loss of `forward`, as `tallied`."""
     return Accuracy.tallied(tallied(forward, batches, problem))

@@ -222,10 +222,7 @@ def _losses(net: SuperNet, known: Mapping[str, Mapping[str, Accuracy]]) -> dict[
 
 
 def _row(
-    number: int,
-    segment: BlockSegment,
-    session: onnxruntime.InferenceSession,
-    losses: Mapping[tuple[str, str], float],
+    number: int, segment: BlockSegment, session: onnxruntime.InferenceSession, losses: Mapping[tuple[str, str], float]
 ) -> bundles.BundledSegment:
     (taken,), (given,) = session.get_inputs(), session.get_outputs()
     place = (str(segment.variable), str(segment.choice))

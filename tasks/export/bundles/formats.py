@@ -16,11 +16,7 @@ import onnxruntime
 from adaptive_runtime.base.arrays import FLOAT_BYTES
 from adaptive_runtime.base.numbers import clipped_share
 from adaptive_runtime.bundle import bundles
-from adaptive_runtime.bundle.chains import (
-    ChainManifest,
-    ChainTensor,
-    session_options,
-)
+from adaptive_runtime.bundle.chains import ChainManifest, ChainTensor, session_options
 from adaptive_runtime.bundle.chains.runs import RUNTIMES
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.samples.inputs import unpacked

@@ -35,14 +35,7 @@ from tasks.evaluation.subnets import Accuracy, EvaluationData
 from tasks.exits.policies import SubnetPolicy
 from tasks.export.adapted import Adapted, own_tensors
 from tasks.export.bundles import extras
-from tasks.export.bundles.formats import (
-    WITH_CHAIN,
-    FurtherFormat,
-    chain_input,
-    chain_tensor,
-    run_onnx,
-    subnet_row,
-)
+from tasks.export.bundles.formats import WITH_CHAIN, FurtherFormat, chain_input, chain_tensor, run_onnx, subnet_row
 from tasks.export.card import card_device, preparation, write_vocabulary
 from tasks.export.chain_files import chain_statistics
 from tasks.export.chains import FORMATS, BundledChain, bundle_chain, chain_exits, copy_ncnn_chain

@@ -10,12 +10,4 @@ if TYPE_CHECKING:
 else:
     __getattr__ = public_names(__name__, __file__)
 
-__all__ = [
-    "DeviceKey",
-    "Entry",
-    "Lut",
-    "LutStore",
-    "ProfilingMethod",
-    "json_text",
-    "now",
-]
+__all__ = ["DeviceKey", "Entry", "Lut", "LutStore", "ProfilingMethod", "json_text", "now"]

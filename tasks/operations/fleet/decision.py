@@ -188,11 +188,7 @@ def rounded_shares(sizes_K: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 
 
 def _compared(
-    kind_F: NDArray[np.int64],
-    taken_F: NDArray[np.bool_],
-    added: NDArray[np.int64],
-    most: int,
-    rng: np.random.Generator,
+    kind_F: NDArray[np.int64], taken_F: NDArray[np.bool_], added: NDArray[np.int64], most: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """All devices without the bundle, in the order of their kinds; at most `most`, drawn at random from both halves."""
     others = np.setdiff1d(np.flatnonzero(~taken_F), added)

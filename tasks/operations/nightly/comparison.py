@@ -185,10 +185,7 @@ class _Device:
 
 def _shared(before: DeviceNight, now: DeviceNight) -> Iterator[tuple[AnyRounds, AnyRounds]]:
     """Pairs of operators and SubNets that were timed in both nights, or fail now."""
-    for first, second in (
-        (before.times.operators, now.times.operators),
-        (before.times.subnets, now.times.subnets),
-    ):
+    for first, second in ((before.times.operators, now.times.operators), (before.times.subnets, now.times.subnets)):
         known: dict[str, AnyRounds] = {one.digest: one for one in first if len(one.rounds_ms) >= noise.LEAST_ROUNDS}
         for one in second:
             if one.digest in known and (one.reason or len(one.rounds_ms) >= noise.LEAST_ROUNDS):

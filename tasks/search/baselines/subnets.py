@@ -92,9 +92,7 @@ def frozen(network: Trained, train: Dataset, folder: Path) -> SuperNet:
     net = tailor_ir.compile(module, form.blank(1), {})
     if fault := form.fault(net.input_shapes(net.max_config)):
         raise UserError(
-            f"baseline '{network.name}'",
-            f"takes {fault}",
-            allowed=f"{form.line}, the data's {form.called}",
+            f"baseline '{network.name}'", f"takes {fault}", allowed=f"{form.line}, the data's {form.called}"
         )
     partial = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)

@@ -53,15 +53,7 @@ from tasks.prediction.accuracy import AccuracyPredictor, validate
 from tasks.prediction.latency import errors
 from tasks.search import read_front
 from tasks.search.refine.candidates import Budget, Pool, budgets_of
-from tasks.search.refine.known import (
-    EVALUATED_FILE,
-    Known,
-    Latencies,
-    known_ms,
-    settled,
-    winners,
-    worth_evaluating,
-)
+from tasks.search.refine.known import EVALUATED_FILE, Known, Latencies, known_ms, settled, winners, worth_evaluating
 from tasks.search.settings import RefineSettings
 from tasks.search.stage import SearchedSuperNet, Target
 
@@ -246,11 +238,7 @@ OF_THE_SEARCH = {"stopped", "generations"}
 
 
 def choose(
-    settings: RefineSettings,
-    searched: SearchedSuperNet,
-    searches: Mapping[str, Path],
-    out: Path,
-    progress: Progress,
+    settings: RefineSettings, searched: SearchedSuperNet, searches: Mapping[str, Path], out: Path, progress: Progress
 ) -> dict[str, StageResult]:
     """Evaluate the SubNets that `measure` timed, and take the most accurate one within each budget; `front.json` by device.
 

@@ -227,11 +227,7 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], dict[str, Any]]] = {
     "MaxPool": ("MaxPool", {}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "uneven pads of MaxPool": ("MaxPool", {}, {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}),
     "AveragePool": ("AveragePool", {}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    "counted pads": (
-        "AveragePool",
-        {},
-        {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1], "count_include_pad": 1},
-    ),
+    "counted pads": ("AveragePool", {}, {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1], "count_include_pad": 1}),
     "Clip": ("Clip", {"low": np.array(-0.5, np.float32), "high": np.array(1.0, np.float32)}, {}),
     "HardSigmoid": ("HardSigmoid", {}, {"alpha": 1 / 6}),
     "HardSwish": ("HardSwish", {}, {}),

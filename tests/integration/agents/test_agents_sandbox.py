@@ -53,12 +53,7 @@ class Place:
     port: int
 
     def tried(
-        self,
-        *,
-        user: int | None = None,
-        start_as: int = 0,
-        lacking: tuple[int, ...] = (),
-        accelerator: bool = False,
+        self, *, user: int | None = None, start_as: int = 0, lacking: tuple[int, ...] = (), accelerator: bool = False
     ) -> dict[str, Any]:
         """Results of the attempts in the sandbox."""
         owner = user or start_as

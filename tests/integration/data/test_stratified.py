@@ -17,11 +17,7 @@ from tests.support import examples
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(
-    labels=st.lists(st.integers(0, 6), max_size=60),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(labels=st.lists(st.integers(0, 6), max_size=60), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_splits_are_those_of_scikit_learn(labels: list[int], share: float, seed: int) -> None:
     given, held = np.array(labels, np.int64), round(share * len(labels))
     try:

@@ -106,9 +106,7 @@ def test_segments_of_blocks_need_a_bundle_and_alternatives(tmp_path: Path) -> No
         exported_on(tmp_path / "supernet", tmp_path / "out", export.Settings(measure=QUICK, bundle=True, blocks=True))
 
 
-def test_a_manifest_that_leads_nowhere_is_refused(
-    made: tuple[tailor_ir.SuperNet, OpenBundle, EvaluationData],
-) -> None:
+def test_a_manifest_that_leads_nowhere_is_refused(made: tuple[tailor_ir.SuperNet, OpenBundle, EvaluationData]) -> None:
     content = made[1].blocks().model_dump()
     without = [one for one in content["segments"] if one["variable"] is not None]
     with pytest.raises(ValidationError, match="own layers do not lead from boundary 0"):

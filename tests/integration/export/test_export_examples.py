@@ -19,13 +19,7 @@ from tasks.base.errors import UserError
 from tasks.base.schemas.placed import ChosenImplementations
 from tasks.export.running import EXAMPLES, OF_SUBNET, OF_SUPERNET, TEMPLATES, UNTIMED
 from tests.support.tables import export_examples
-from tests.support.tables.export_examples import (
-    ENGINES,
-    TOLERANCE,
-    Exported,
-    export_on,
-    run_program,
-)
+from tests.support.tables.export_examples import ENGINES, TOLERANCE, Exported, export_on, run_program
 
 backend = export_examples.backend
 exported = export_examples.exported

@@ -129,12 +129,7 @@ def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
     out.mkdir()
     write_front(search, net, [(config, 1e6)])
     settings = SETTINGS.model_copy(
-        update={
-            "formats": ("onnx", "ncnn", "ncnn_fp16"),
-            "dynamic_batch": False,
-            "bundle": False,
-            "keep_winners": True,
-        }
+        update={"formats": ("onnx", "ncnn", "ncnn_fp16"), "dynamic_batch": False, "bundle": False, "keep_winners": True}
     )
     with local_agent("onnxruntime") as client, client.lease():
         supernet = tmp_path / "supernet"

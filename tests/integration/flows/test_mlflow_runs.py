@@ -134,11 +134,7 @@ def test_metrics_of_a_run_begin_with_the_name_of_their_device() -> None:
 
 @pytest.mark.parametrize(
     ("accuracies", "expected"),
-    [
-        ((0.79, 0.7), {"ncnn/speed_up": [2.0]}),
-        ((0.79, 0.795), {"ncnn/speed_up": [4.0]}),
-        ((0.75, None), {}),
-    ],
+    [((0.79, 0.7), {"ncnn/speed_up": [2.0]}), ((0.79, 0.795), {"ncnn/speed_up": [4.0]}), ((0.75, None), {})],
 )
 def test_the_speed_up_is_that_of_the_fastest_winner_that_is_accurate_enough(
     accuracies: tuple[float, float | None], expected: dict[str, list[float]]

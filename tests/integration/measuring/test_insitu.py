@@ -203,9 +203,7 @@ def job(net: tailor_ir.SuperNet, config: tailor_ir.Config, client: AgentClient) 
 
 
 @pytest.fixture(
-    scope="module",
-    params=[*((name, "fp32") for name in ("ncnn", "onnxruntime", "openvino")), *IN_INT8],
-    ids="-".join,
+    scope="module", params=[*((name, "fp32") for name in ("ncnn", "onnxruntime", "openvino")), *IN_INT8], ids="-".join
 )
 def timing_device(request: pytest.FixtureRequest) -> Iterator[AgentClient]:
     """A leased agent."""

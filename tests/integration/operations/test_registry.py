@@ -120,10 +120,7 @@ def test_a_slower_bundle_is_halted_and_its_devices_go_back(fleet: ToldFleet) -> 
 def test_where_nothing_is_sure_a_person_goes_on(fleet: ToldFleet) -> None:
     narrow = SETTINGS.model_copy(update={"limits": {"latency": LossLimits(tolerated=0.1999, harmful=0.2)}})
     rollout = fleet.begin(narrow)
-    with (
-        fleet.registry.writing() as connection,
-        pytest.raises(UserError, match="is running; allowed: one that asks"),
-    ):
+    with fleet.registry.writing() as connection, pytest.raises(UserError, match="is running; allowed: one that asks"):
         go_on(connection, rollout, fleet.now_s, WINDOW_S)
     assert fleet.tell(8, slower=float(np.log(1.19995)))[-1] == "ask"
     assert len(fleet.assigned()) == 12

@@ -68,11 +68,7 @@ def data_for(workers: DaskWorkers, split: str = "validation") -> EvaluationData:
 
 
 def test_two_processes_give_the_accuracies_of_one_to_the_last_digit(
-    net: tailor_ir.SuperNet,
-    here: list[Accuracy],
-    workers: DaskWorkers,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    net: tailor_ir.SuperNet, here: list[Accuracy], workers: DaskWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs, sent = candidates(net, RANDOM), list[tuple[Any, ...]]()
     submit = Client.submit

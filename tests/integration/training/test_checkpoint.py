@@ -193,14 +193,7 @@ def test_each_process_has_a_gpu_of_its_own(gpus: int, changes: dict[str, object]
             r"4 processes in micro-batches of 32; allowed: multiples of 128",
         ),
         (
-            {
-                "nodes": 3,
-                "least_nodes": 2,
-                "restarts": 1,
-                "processes": 2,
-                "micro_batch": 32,
-                "batch_size": 192,
-            },
+            {"nodes": 3, "least_nodes": 2, "restarts": 1, "processes": 2, "micro_batch": 32, "batch_size": 192},
             r"4 processes in micro-batches of 32; allowed: multiples of 128",
         ),
         ({"least_nodes": 2}, r"least_nodes=2 with nodes=1, restarts=0; allowed: at most as many as nodes"),

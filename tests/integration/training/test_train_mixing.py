@@ -58,14 +58,7 @@ def first_loss(supernet: Path, used: finetune.Settings) -> float:
 @pytest.mark.parametrize("teacher", ["largest", "base"])
 def test_students_and_teachers_see_the_same_mixed_images(compiled: Path, tmp_path: Path, teacher: str) -> None:
     used = settings(teacher=teacher)
-    job = Job(
-        folder=tmp_path,
-        data=DIGITS,
-        finetune=used,
-        supernet=compiled,
-        steps_per_epoch=1,
-        total_steps=1,
-    )
+    job = Job(folder=tmp_path, data=DIGITS, finetune=used, supernet=compiled, steps_per_epoch=1, total_steps=1)
     (line,) = train_here(job)
     expected = first_loss(compiled, used)
     assert line["loss_largest"] == pytest.approx(expected, rel=1e-6)

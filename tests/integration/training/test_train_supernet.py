@@ -34,13 +34,7 @@ def compiled(baseline: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The SuperNet of the trained small network."""
     folder = tmp_path_factory.mktemp("compiled")
     counts = compile_stage.run(
-        compile_stage.Settings(),
-        MODEL,
-        DIGITS,
-        baseline[2] / "weights.safetensors",
-        None,
-        folder,
-        Silent(),
+        compile_stage.Settings(), MODEL, DIGITS, baseline[2] / "weights.safetensors", None, folder, Silent()
     )
     assert counts["distinct"] <= counts["codes"]
     assert counts["modifications"] > counts["variables"] > 5

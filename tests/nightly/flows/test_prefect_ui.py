@@ -18,7 +18,7 @@ from tests.support.report.browser import BROWSER, DRIVER, opened
 pytestmark = [
     pytest.mark.skipif(
         BROWSER is None or DRIVER is None, reason="no browser on this machine: apt-get install chromium chromium-driver"
-    ),
+    )
 ]
 FORMS = ("autotailor/run", "autotailor-adapt/adapt", "autotailor-nightly/nightly")
 GROUPS = ("data", DEVICES, "search", "export", "tracking")

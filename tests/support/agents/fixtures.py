@@ -37,8 +37,5 @@ def agent(backend: str, request: pytest.FixtureRequest) -> AgentClient:
 def small_agents() -> Iterator[dict[str, AgentClient]]:
     """Agents with tight limits, by backend."""
     limits = ["--wall-limit-s", "6", "--memory-limit-mib", "1024", "--max-model-mib", "64"]
-    with (
-        local_agent("ncnn", options=limits) as ncnn,
-        local_agent("onnxruntime", options=limits) as onnxruntime,
-    ):
+    with local_agent("ncnn", options=limits) as ncnn, local_agent("onnxruntime", options=limits) as onnxruntime:
         yield {"ncnn": ncnn, "onnxruntime": onnxruntime}

@@ -73,12 +73,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in read_lines(folder / "history.jsonl")}
 
 
-def alone(
-    folder: Path,
-    data: DataSettings = DIGITS,
-    planned: PlannedEpoch = EPOCH,
-    **changes: Any,
-) -> dict[int, float]:
+def alone(folder: Path, data: DataSettings = DIGITS, planned: PlannedEpoch = EPOCH, **changes: Any) -> dict[int, float]:
     """Losses of one rank in this process; its weights stay in the checkpoint."""
     folder.mkdir(exist_ok=True)
     initial = folder / "initial.safetensors"

@@ -8,15 +8,7 @@ from onnx import TensorProto, helper
 
 from adaptive_runtime.base.files import sha256_of
 from adaptive_runtime.bundle.bundles import BundleDevice, BundleOrigin
-from tasks.base.schemas.exports import (
-    Card,
-    ExportedFile,
-    ExportedWinner,
-    Exports,
-    FileRun,
-    FileTensor,
-    Latency,
-)
+from tasks.base.schemas.exports import Card, ExportedFile, ExportedWinner, Exports, FileRun, FileTensor, Latency
 
 SHAPE = (1, 3)
 

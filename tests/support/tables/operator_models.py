@@ -87,20 +87,12 @@ OPERATORS: dict[str, bytes] = {
     "reduce_mean": _one("ReduceMean", [(1, 8, 9, 9)], (1, 8), axes=[-2, -1], keepdims=0),
     "max_pool": _one("MaxPool", [(1, 8, 9, 9)], (1, 8, 5, 5), kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]),
     "add_relu": model(
-        [("Add", ["in0", "in1"], ["x"], {}), ("Relu", ["x"], ["out0"], {})],
-        [(1, 8, 9, 9)] * 2,
-        [(1, 8, 9, 9)],
-        {},
+        [("Add", ["in0", "in1"], ["x"], {}), ("Relu", ["x"], ["out0"], {})], [(1, 8, 9, 9)] * 2, [(1, 8, 9, 9)], {}
     ),
     "scale_channels": _one("Mul", [(1, 8, 9, 9), (1, 8, 1, 1)], (1, 8, 9, 9)),
     "add_positions": _with_weights("Add", (1, 17, 32), (1, 17, 32), {"p": _random(1, 17, 32)}),
     "layer_normalization": _with_weights(
-        "LayerNormalization",
-        (1, 17, 32),
-        (1, 17, 32),
-        {"w": _random(32), "b": _random(32)},
-        axis=-1,
-        epsilon=1e-6,
+        "LayerNormalization", (1, 17, 32), (1, 17, 32), {"w": _random(32), "b": _random(32)}, axis=-1, epsilon=1e-6
     ),
     "softmax": _one("Softmax", [(1, 4, 17, 17)], (1, 4, 17, 17), axis=-1),
     "flatten": _one("Flatten", [(1, 8, 3, 3)], (1, 72)),
@@ -114,10 +106,7 @@ OPERATORS: dict[str, bytes] = {
     ),
     "gather_class_token": _with_weights("Gather", (1, 17, 32), (1, 32), {"i": np.array(0, dtype=np.int64)}, axis=1),
     "split": model(
-        [("Split", ["in0", "s"], ["out0", "out1"], {"axis": 1})],
-        [(1, 8, 4, 4)],
-        [(1, 4, 4, 4)] * 2,
-        {"s": _ints(4, 4)},
+        [("Split", ["in0", "s"], ["out0", "out1"], {"axis": 1})], [(1, 8, 4, 4)], [(1, 4, 4, 4)] * 2, {"s": _ints(4, 4)}
     ),
     "hard_sigmoid": _one("HardSigmoid", [(1, 8, 1, 1)], (1, 8, 1, 1), alpha=1 / 6, beta=0.5),
     "batch_normalization": _with_weights(

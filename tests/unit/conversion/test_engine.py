@@ -227,9 +227,7 @@ def test_old_opsets_are_refused() -> None:
 
 
 def test_constant_nodes_are_not_counted() -> None:
-    made = model(
-        [node("Constant", "", "c", value_float=2.0), node("Mul", "x c", "y")],
-    )
+    made = model([node("Constant", "", "c", value_float=2.0), node("Mul", "x c", "y")])
     assert count_nodes(made) == 1
 
 

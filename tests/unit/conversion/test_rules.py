@@ -36,10 +36,7 @@ GELU = {"root": number(2**0.5), "one": number(1.0), "half": number(0.5)}
 CASES = {
     "a constant node": Case(
         "onnxslim",
-        [
-            node("Constant", "", "c", value=onnx.numpy_helper.from_array(weights(4, 1, 1))),
-            node("PRelu", "x c", "y"),
-        ],
+        [node("Constant", "", "c", value=onnx.numpy_helper.from_array(weights(4, 1, 1))), node("PRelu", "x c", "y")],
         ["PRelu"],
     ),
     "a constant node of one number": Case(

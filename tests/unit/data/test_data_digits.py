@@ -20,11 +20,7 @@ def images_of(dataset: Dataset, **options: object) -> torch.Tensor:
 
 def test_split_is_fixed_stratified_and_disjoint() -> None:
     splits = load_splits(DataSettings(kind="digits"))
-    assert {name: len(split) for name, split in splits.items()} == {
-        "train": 1197,
-        "validation": 300,
-        "test": 300,
-    }
+    assert {name: len(split) for name, split in splits.items()} == {"train": 1197, "validation": 300, "test": 300}
     rows = {
         name: {tuple(x.flatten().tolist()) for x in images_of(split, resolution=8)} for name, split in splits.items()
     }

@@ -19,14 +19,7 @@ Write = Callable[[Path, int], None]
 
 def settings(path: Path, **options: object) -> DataSettings:
     return DataSettings.model_validate(
-        {
-            "kind": "imagefolder",
-            "path": path,
-            "resolution": 24,
-            "mean": (0.0,),
-            "deviation": (1.0,),
-            **options,
-        }
+        {"kind": "imagefolder", "path": path, "resolution": 24, "mean": (0.0,), "deviation": (1.0,), **options}
     )
 
 

@@ -45,11 +45,7 @@ def shards(tmp_path: Path) -> Path:
 
 def test_shards_are_split_by_class_and_decoded(shards: Path) -> None:
     splits = load_splits(settings(shards))
-    assert {name: len(split) for name, split in splits.items()} == {
-        "train": 160,
-        "validation": 40,
-        "test": 40,
-    }
+    assert {name: len(split) for name, split in splits.items()} == {"train": 160, "validation": 40, "test": 40}
     assert splits["train"].classes == 3
     for x, y in splits["train"].batches(32, seed=0):
         assert x.shape == (32, 3, 16, 16)

@@ -21,10 +21,7 @@ CLASSES, IMAGES, SIDE = 5, 60, 16
 LAST = CLASSES - 1
 """A class that neither occurs nor is answered."""
 
-COCO = {
-    "iou_thresholds": np.linspace(0.5, 0.95, 10).tolist(),
-    "rec_thresholds": np.linspace(0, 1, 101).tolist(),
-}
+COCO = {"iou_thresholds": np.linspace(0.5, 0.95, 10).tolist(), "rec_thresholds": np.linspace(0, 1, 101).tolist()}
 """pycocotools' own thresholds, which torchmetrics' defaults are in single precision."""
 
 

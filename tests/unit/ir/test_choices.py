@@ -103,11 +103,7 @@ def test_choices_are_the_same_whoever_asks_for_them() -> None:
 
 
 @EXAMPLES
-@given(
-    form=st.sampled_from(sorted(FORMS)),
-    width=st.sampled_from((16, 32)),
-    depth=st.integers(1, 3),
-)
+@given(form=st.sampled_from(sorted(FORMS)), width=st.sampled_from((16, 32)), depth=st.integers(1, 3))
 def test_a_last_layer_of_equal_size_fixes_no_width_before_it(form: str, width: int, depth: int) -> None:
     net = check_forms(Row(form, [width] * depth, width), torch.randn(1, *FORMS[form][1]))
     other = tailor_ir.compile(shaken(Row(form, [width] * depth, width + 2)), torch.randn(1, *FORMS[form][1]))

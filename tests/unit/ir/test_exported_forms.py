@@ -360,11 +360,7 @@ def test_images_that_are_rolled_keep_their_elastic_resolution(tmp_path: Path) ->
         x = torch.relu(layers["stem"](x)).roll((-3, -3), (2, 3))
         return layers["answer"](torch.relu(layers["conv"](x)).mean((2, 3)))
 
-    layers = {
-        "stem": nn.Conv2d(3, 32, 3, 2, 1),
-        "conv": nn.Conv2d(32, 48, 3, padding=1),
-        "answer": nn.Linear(48, 4),
-    }
+    layers = {"stem": nn.Conv2d(3, 32, 3, 2, 1), "conv": nn.Conv2d(32, 48, 3, padding=1), "answer": nn.Linear(48, 4)}
     net = check(Written(forward, **layers), image(), tmp_path)
     choices = {variable.name: variable.choices for variable in net.space.variables}
     assert len(choices["resolution"]) > 1

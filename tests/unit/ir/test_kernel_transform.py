@@ -237,11 +237,7 @@ def test_kernels_of_every_rank_are_transformed_by_position(case: str, tmp_path: 
 def test_steps_follow_the_choices_of_the_space() -> None:
     wish = {"stage.1.block.1.kernel_size": [3, 7], "stage.1.block.2.kernel_size": [1, 5, 7]}
     names = [name for name in transformed(two_blocks(), wish).structure.graph.parameters if "to" in name]
-    assert names == [
-        "blocks.0.body.3.weight.7to3",
-        "blocks.1.body.3.weight.7to5",
-        "blocks.1.body.3.weight.5to1",
-    ]
+    assert names == ["blocks.0.body.3.weight.7to3", "blocks.1.body.3.weight.7to5", "blocks.1.body.3.weight.5to1"]
 
 
 def test_kernels_that_stay_as_they_are_have_no_transform() -> None:

@@ -196,11 +196,7 @@ def test_operators_of_later_opsets(
             {"factors": np.asarray([1, 1, 2, 2], np.float32)},
             None,
         ),
-        (
-            [node("AveragePool", kernel_shape=[2, 2], auto_pad="SAME_UPPER", ceil_mode=1)],
-            {},
-            None,
-        ),
+        ([node("AveragePool", kernel_shape=[2, 2], auto_pad="SAME_UPPER", ceil_mode=1)], {}, None),
         (
             [
                 node(

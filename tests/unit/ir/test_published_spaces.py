@@ -38,11 +38,7 @@ def test_the_formula_has_the_published_counts() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "count"),
-    [
-        ("adaptivenet_mobilenetv2", tilings(16, 3)),
-        long("adaptivenet_resnet101", tilings(33, 3)),
-        ("adascale", 480),
-    ],
+    [("adaptivenet_mobilenetv2", tilings(16, 3)), long("adaptivenet_resnet101", tilings(33, 3)), ("adascale", 480)],
 )
 def test_a_preset_has_the_count_of_its_paper(preset: str, count: int) -> None:
     assert compiled(preset).space.distinct == count

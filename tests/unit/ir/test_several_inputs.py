@@ -133,10 +133,7 @@ def test_files_keep_the_types_of_their_inputs(tmp_path: Path) -> None:
     loaded = tailor_ir.load(tmp_path / "net")
     loaded.export(loaded.min_config, tmp_path / "small.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx", providers=["CPUExecutionProvider"])
-    assert {one.name: one.type for one in session.get_inputs()} == {
-        "image": "tensor(float)",
-        "tokens": "tensor(int64)",
-    }
+    assert {one.name: one.type for one in session.get_inputs()} == {"image": "tensor(float)", "tokens": "tensor(int64)"}
     again = tailor_ir.compile(tmp_path / "small.onnx")
     x = random_inputs(again, again.max_config, example, seed=1, batch=1)
     with torch.no_grad():

@@ -54,8 +54,7 @@ def test_of_equally_accurate_subnets_one_has_a_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "devices", "is_moved"),
-    [({}, 1, True), ({"budgets_ms": (1.1, 2.1, 2.8)}, 1, False), ({}, 2, False)],
+    ("settings", "devices", "is_moved"), [({}, 1, True), ({"budgets_ms": (1.1, 2.1, 2.8)}, 1, False), ({}, 2, False)]
 )
 def test_budgets_of_a_user_and_those_of_several_devices_stay(
     settings: dict[str, object], devices: int, is_moved: bool

@@ -349,11 +349,7 @@ def test_a_device_without_a_limit_of_its_own_has_that_of_all(folder: Path, tmp_p
     largest = {}
     for target in targets:
         asked = Settings.model_validate(
-            {
-                "method": "exact",
-                "limits": {"parameters": middle},
-                "device_limits": {"b": {"parameters": 1.2 * middle}},
-            }
+            {"method": "exact", "limits": {"parameters": middle}, "device_limits": {"b": {"parameters": 1.2 * middle}}}
         )
         out = tmp_path / target.name
         out.mkdir()

@@ -100,9 +100,7 @@ def test_base_compares_the_network_with_the_weights_that_it_wrote(
 
 def test_given_compares_the_forms_of_the_supernet(supernet: Path, tmp_path: Path, wrong_builds: None) -> None:
     fails(
-        lambda: given.evaluate_supernet(supernet, DIGITS, IMAGES),
-        "stage given: the SubNet that stands alone",
-        tmp_path,
+        lambda: given.evaluate_supernet(supernet, DIGITS, IMAGES), "stage given: the SubNet that stands alone", tmp_path
     )
 
 

@@ -33,11 +33,7 @@ class TrainableNetwork(Trainable):
     """One network with one input size."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        size: Size,
-        settings: TrainSettings,
-        problem: LearningProblem = CLASSIFICATION,
+        self, module: nn.Module, size: Size, settings: TrainSettings, problem: LearningProblem = CLASSIFICATION
     ) -> None:
         super().__init__(module, size, lambda step: [Role("network", {}, False)])
         self._settings, self._problem = settings, problem

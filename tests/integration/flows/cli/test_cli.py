@@ -409,11 +409,7 @@ def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
     [
         ("ncnn", "ncnn", "pip install ncnn"),
         ("onnxruntime", "onnxruntime", "pip install onnx onnxruntime"),
-        (
-            "openvino",
-            "openvino",
-            r"pip install -e '\.\[openvino\]' \(on a bare device: pip install onnx openvino\)",
-        ),
+        ("openvino", "openvino", r"pip install -e '\.\[openvino\]' \(on a bare device: pip install onnx openvino\)"),
         ("torch", "onnx2torch", "pip install onnx onnx2torch torch"),
     ],
 )

@@ -159,10 +159,7 @@ def test_little_memory_changes_no_answer(device: SearchingDevice, tmp_path: Path
     blocks = device.bundle.blocks()
     data = OwnImages.read(device.images, (3, 16, 16), 5)
     ms_E = known_latencies(device.bundle, blocks, device.latencies).ms_E
-    paths = [
-        blocks.largest,
-        *((n, *_after(blocks, n)) for n, one in enumerate(blocks.segments) if not one.start),
-    ]
+    paths = [blocks.largest, *((n, *_after(blocks, n)) for n, one in enumerate(blocks.segments) if not one.start)]
     found = []
     for cap_mib, kept_mib in ((None, 64.0), (0.01, 0.001)):
         sessions = SegmentSessions(device.bundle, blocks, cap_mib)

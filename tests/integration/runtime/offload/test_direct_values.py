@@ -130,12 +130,7 @@ def test_many_requests_go_straight_at_once(
     ],
 )
 def test_where_a_device_cannot_be_reached_home_carries_the_value(
-    peer_url: str,
-    line: str,
-    split: SplitSubNet,
-    reference: Reference,
-    giver: ServingDevice,
-    taker: ServingDevice,
+    peer_url: str, line: str, split: SplitSubNet, reference: Reference, giver: ServingDevice, taker: ServingDevice
 ) -> None:
     away = DeviceAddress(url=taker.url, token=TOKEN, peer_url=peer_url)
     with SplitNetwork(split, {"b": giver.address, "c": away}, [PLAN], PATIENT) as network:
@@ -213,10 +208,7 @@ def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_throug
     giving = GivingValues([at(taker.url)])
     liar = HostileDevice(split, values=lambda arrays: [1.5 * array for array in arrays], giving=giving)
     options = SplitOptions(check_share=0.5)
-    with (
-        hostile(liar) as address,
-        SplitNetwork(split, {"b": address, "c": taker.address}, [PLAN], options) as network,
-    ):
+    with hostile(liar) as address, SplitNetwork(split, {"b": address, "c": taker.address}, [PLAN], options) as network:
         assert are_in(network), network.states
         (x,) = inputs(split, 1)
 

@@ -114,10 +114,7 @@ def test_a_device_that_was_in_for_long_is_tried_again_soon(
 
 
 def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Reference) -> None:
-    with (
-        serving() as device,
-        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
-    ):
+    with serving() as device, SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network:
         assert are_in(network, "a"), network.states
         futures = [network.submit(x, DEADLINE_MS) for x in inputs(split, FLIGHTS)]
         device.process.kill()
@@ -133,10 +130,7 @@ def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Referen
 
 @pytest.mark.long
 def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: Reference) -> None:
-    with (
-        serving() as device,
-        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
-    ):
+    with serving() as device, SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network:
         assert are_in(network, "a"), network.states
         assert answered(network, reference, inputs(split, FLIGHTS)) == 0
         os.kill(device.process.pid, signal.SIGSTOP)
@@ -153,10 +147,7 @@ def test_a_frozen_device_is_late_and_comes_back(split: SplitSubNet, reference: R
 def test_a_killed_model_process_is_started_again(split: SplitSubNet, reference: Reference) -> None:
     import psutil
 
-    with (
-        serving() as device,
-        SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network,
-    ):
+    with serving() as device, SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as network:
         assert are_in(network, "a"), network.states
         killed = psutil.Process(device.process.pid).children()
         assert killed

@@ -24,12 +24,7 @@ def plan(*devices: str) -> PlacedSegments:
     return PlacedSegments(devices=devices)
 
 
-PLANS = [
-    (HOME, "a", "a", "a"),
-    ("a", "a", "a", "a"),
-    (HOME, "a", HOME, "a"),
-    (HOME, HOME, "a", HOME),
-]
+PLANS = [(HOME, "a", "a", "a"), ("a", "a", "a", "a"), (HOME, "a", HOME, "a"), (HOME, HOME, "a", HOME)]
 
 
 @pytest.mark.parametrize("devices", PLANS, ids="-".join)

@@ -16,17 +16,7 @@ from adaptive_runtime.local_search import search
 from adaptive_runtime.policy import replay
 from tests.support.runtime.failing_variant import CRASHES_FROM, make_first_fail
 from tests.support.runtime.searching import SearchingDevice, searching_device
-from tests.support.runtime.service_process import (
-    AUTHORIZATION,
-    INFER,
-    Served,
-    ask,
-    body,
-    images,
-    refused,
-    served,
-    soon,
-)
+from tests.support.runtime.service_process import AUTHORIZATION, INFER, Served, ask, body, images, refused, served, soon
 from tests.support.threads import beside
 
 TOLERANCE = 1e-5

@@ -103,10 +103,7 @@ def test_a_damaged_trace_is_one_line(before: str, after: str, line: str, tmp_pat
 def test_a_trace_without_cache_and_memory_is_read_and_its_pressure_is_that_of_the_others() -> None:
     old = '{"origin":"old","duration_s":2,"times_s":[0,1],"cpu":[0.1,0.2],"bandwidth":[0.3,0.4],"slow_down":[[1,2]]}'
     trace = LoadTrace.model_validate_json(old)
-    assert (trace.pressure(0), trace.pressure(1)) == (
-        {"cpu": 0.1, "bandwidth": 0.3},
-        {"cpu": 0.2, "bandwidth": 0.4},
-    )
+    assert (trace.pressure(0), trace.pressure(1)) == ({"cpu": 0.1, "bandwidth": 0.3}, {"cpu": 0.2, "bandwidth": 0.4})
     more = trace.model_copy(update={"cache": (0.5, 0.6), "memory": (0.7, 0.8)})
     assert more.pressure(1) == {"cpu": 0.2, "bandwidth": 0.4, "cache": 0.6, "memory": 0.8}
     whole = trace_of("steps", seed=3, duration_s=30.0, also=("cache", "memory"))
