@@ -25,24 +25,3 @@ from adaptive_runtime.exits.decisions import (
     Thresholds,
     trace,
 )
-
-__all__ = [
-    "MEASURES",
-    "NO_EXIT",
-    "BatchDecision",
-    "ConfidenceMeasure",
-    "Decider",
-    "ExitChoice",
-    "ExitPrediction",
-    "ExitTable",
-    "MeasureName",
-    "Promise",
-    "SampleDecision",
-    "Thresholds",
-    "best_within",
-    "exit_rates",
-    "exits_taken",
-    "predict",
-    "reach",
-    "trace",
-]

@@ -13,14 +13,3 @@ from adaptive_runtime.fleet.messages import (
     ServedSums,
     Telemetry,
 )
-
-__all__ = [
-    "AssignedBundle",
-    "EnrolAsked",
-    "Enrolled",
-    "FleetMember",
-    "RequestCounter",
-    "RequestSums",
-    "ServedSums",
-    "Telemetry",
-]

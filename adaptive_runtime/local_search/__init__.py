@@ -24,25 +24,3 @@ from adaptive_runtime.local_search.space import (
     most_for_time,
     mutated,
 )
-
-__all__ = [
-    "AdditiveModel",
-    "BackgroundSearch",
-    "LatencyRange",
-    "LocalSearchSettings",
-    "OwnEvaluation",
-    "OwnImages",
-    "PathScore",
-    "PrefixTree",
-    "Proposer",
-    "RunCounts",
-    "SegmentLatencies",
-    "SegmentSessions",
-    "SegmentSpace",
-    "best_front",
-    "known_latencies",
-    "latency_ms",
-    "most_for_time",
-    "mutated",
-    "search",
-]

@@ -6,5 +6,3 @@
 from adaptive_runtime.pool.pool import SubNetPool
 from adaptive_runtime.pool.prepared import VariantError, failure
 from adaptive_runtime.pool.variants import STACK_FRAME, Answerer, PlacedRuns, PlacedRuntime, Variant
-
-__all__ = ["STACK_FRAME", "Answerer", "PlacedRuns", "PlacedRuntime", "SubNetPool", "Variant", "VariantError", "failure"]

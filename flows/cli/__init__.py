@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["main"]
-
 ROOMS = ("adaptive_runtime", "conf", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 BAD_INPUT = 2
 

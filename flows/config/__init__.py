@@ -11,19 +11,3 @@ if TYPE_CHECKING:
     from flows.config.settings import AdaptStage, EvaluateSettings, RunStage
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "AdaptConfig",
-    "AdaptStage",
-    "CommonConfig",
-    "DeployConfig",
-    "DeviceProfile",
-    "EvaluateSettings",
-    "FlowConfig",
-    "RunConfig",
-    "RunStage",
-    "SshSettings",
-    "TrackingSettings",
-    "leveled",
-    "sharing",
-]

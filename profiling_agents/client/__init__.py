@@ -16,15 +16,3 @@ if TYPE_CHECKING:
     from profiling_agents.messages import AgentBusyError, AgentError, Measurement, MeasureSettings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "AgentBusyError",
-    "AgentClient",
-    "AgentError",
-    "MeasureSettings",
-    "Measurement",
-    "ModelJob",
-    "ModelTooLargeError",
-    "RunError",
-    "local_agent",
-]

@@ -30,28 +30,3 @@ from solvers.partition.problem import (
     plan_of,
     segments_of,
 )
-
-__all__ = [
-    "INPUT",
-    "Dataflow",
-    "PartitionConditions",
-    "PartitionLimit",
-    "PartitionPlan",
-    "PartitionPlanner",
-    "PartitionProblem",
-    "PipelinePlan",
-    "PlanEnvelope",
-    "PlanPoint",
-    "SentValue",
-    "StepSegment",
-    "all_at_home",
-    "all_remote",
-    "dads",
-    "envelope_of",
-    "fastest_pipeline",
-    "minimum_cut",
-    "neighbour_search",
-    "neurosurgeon",
-    "plan_of",
-    "segments_of",
-]

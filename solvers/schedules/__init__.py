@@ -7,5 +7,3 @@ offsets.
 
 from solvers.schedules.best import Schedule, best_order
 from solvers.schedules.workload import Interval, Placement, ScheduledStep, Workload, place
-
-__all__ = ["Interval", "Placement", "Schedule", "ScheduledStep", "Workload", "best_order", "place"]

@@ -2,5 +2,3 @@
 
 from tailor_ir.conversion.engine import Conversion, convert, count_nodes, trim_kernels
 from tailor_ir.conversion.outputs import examine, run, session_of
-
-__all__ = ["Conversion", "convert", "count_nodes", "examine", "run", "session_of", "trim_kernels"]

@@ -3,5 +3,3 @@
 from tailor_ir.exits.adding import HEADS, add_exits
 from tailor_ir.exits.heads import PASSES, FirstExit, fit_exits
 from tailor_ir.exits.parts import ExitPart, ExitParts
-
-__all__ = ["HEADS", "PASSES", "ExitPart", "ExitParts", "FirstExit", "add_exits", "fit_exits"]

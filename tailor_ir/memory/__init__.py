@@ -10,5 +10,3 @@ if TYPE_CHECKING:
     from tailor_ir.memory.terms import MemoryTerms, StepTerm
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["ONNXRUNTIME", "ActivationMemory", "MemoryTerms", "Rules", "StepTerm"]

@@ -35,5 +35,3 @@ for family in (
         for name in record.names:
             assert name not in OPERATORS, f"two records for operator {name}"
             OPERATORS[name] = record
-
-__all__ = ["OPERATORS", "Lowered", "NodeShapes", "Operator", "Propagation", "find"]

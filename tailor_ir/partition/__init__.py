@@ -6,5 +6,3 @@ cut between two operators, and the operators that can run side by side.
 
 from tailor_ir.partition.dataflow import HandedValue, OperatorFlow, SubnetDataflow, find_flows, split_parts
 from tailor_ir.partition.pre_partition import PrePartition
-
-__all__ = ["HandedValue", "OperatorFlow", "PrePartition", "SubnetDataflow", "find_flows", "split_parts"]

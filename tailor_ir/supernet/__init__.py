@@ -3,5 +3,3 @@
 from tailor_ir.supernet.checking import ChannelOrder, Reference
 from tailor_ir.supernet.compiling import compile, load
 from tailor_ir.supernet.network import SuperNet
-
-__all__ = ["ChannelOrder", "Reference", "SuperNet", "compile", "load"]

@@ -19,25 +19,3 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "GUARDED_METHOD",
-    "METHODS",
-    "AdaptationMethod",
-    "AdaptationSettings",
-    "AdaptedState",
-    "AdaptiveSubnet",
-    "Anchor",
-    "GuardEvent",
-    "GuardSettings",
-    "GuardedAnswer",
-    "GuardedSubnet",
-    "MethodName",
-    "MethodSettings",
-    "SideFile",
-    "StepSettings",
-    "load_adapted",
-    "make_method",
-    "read_side_file",
-    "save_adapted",
-]

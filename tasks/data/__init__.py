@@ -10,5 +10,3 @@ if TYPE_CHECKING:
     from tasks.data.settings import DataSettings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["Batch", "DataSettings", "Dataset", "EpochPart", "Split", "load", "load_splits", "open_source"]

@@ -12,5 +12,3 @@ if TYPE_CHECKING:
     from tasks.deploy.settings import Settings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["Deployed", "Settings", "run"]

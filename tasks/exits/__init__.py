@@ -9,5 +9,3 @@ if TYPE_CHECKING:
     from tasks.exits.settings import PromiseSettings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["CalibratedExits", "HeldOut", "PromiseSettings", "calibrate"]

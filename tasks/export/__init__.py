@@ -17,19 +17,3 @@ else:
 
 EXAMPLES = Path(__file__).with_name("examples")
 """The folder with templates of programs that run exported files."""
-
-__all__ = [
-    "DONE_FILE",
-    "EXAMPLES",
-    "EXPORTS_FILE",
-    "ExportRequest",
-    "MeasuredSubstitutes",
-    "Provenance",
-    "SearchedSubstitutes",
-    "Settings",
-    "Substitutes",
-    "Tolerance",
-    "readable_names",
-    "run",
-    "write_readable",
-]

@@ -16,17 +16,6 @@ else:
 PAGE_FILE = "report.html"
 DATA_FILE = "report.json"
 
-__all__ = [
-    "DATA_FILE",
-    "PAGE_FILE",
-    "DeviceSources",
-    "PretrainingSources",
-    "Settings",
-    "Sources",
-    "run",
-    "terminal_table",
-]
-
 
 def run(sources: "Sources", settings: Settings, out: Path) -> dict[str, Any]:
     """Write report.html and report.json into `out`; returns the content of report.json."""

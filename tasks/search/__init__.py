@@ -10,14 +10,3 @@ if TYPE_CHECKING:
     from tasks.search.stage import SearchedSuperNet, SearchRequest, Target, read_front, run
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "FRONT_FILE",
-    "WHOLE_FRONT_FILE",
-    "SearchRequest",
-    "SearchedSuperNet",
-    "Settings",
-    "Target",
-    "read_front",
-    "run",
-]

@@ -37,33 +37,3 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "PARTS_FILE",
-    "SEGMENTS_FILE",
-    "ChainAnswers",
-    "ChainFormat",
-    "ChainManifest",
-    "ChainRun",
-    "ChainRuntime",
-    "ChainSegment",
-    "ChainTensor",
-    "ExitChain",
-    "ImagePreparation",
-    "InputPreparation",
-    "InputsPreparation",
-    "JoinedFiles",
-    "NcnnChain",
-    "NcnnPair",
-    "OnnxChain",
-    "PartTensor",
-    "PartsManifest",
-    "SamplePreparation",
-    "SubnetPart",
-    "all_leave_at",
-    "free_net",
-    "inputs_of",
-    "require_runtime",
-    "session_options",
-    "text_of",
-]

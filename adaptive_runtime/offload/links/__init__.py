@@ -6,16 +6,3 @@
 from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.offload.links.measures import LinkMeasures, MeasuredLink, ProbeBudget, SharedLink
 from adaptive_runtime.offload.links.peer import Peer, PeerAnswer, PeerLostError, PeerTimes, RunWay
-
-__all__ = [
-    "DeviceAddress",
-    "LinkMeasures",
-    "MeasuredLink",
-    "Peer",
-    "PeerAnswer",
-    "PeerLostError",
-    "PeerTimes",
-    "ProbeBudget",
-    "RunWay",
-    "SharedLink",
-]

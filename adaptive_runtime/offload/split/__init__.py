@@ -20,27 +20,3 @@ from adaptive_runtime.offload.split.plans import (
 from adaptive_runtime.offload.split.replanning import EnvelopePlacements, PlanChange, ReplanRules, SendingPlan
 from adaptive_runtime.offload.split.requests import SplitAnswer, SplitCounts, SplitEvent, SplitOptions
 from adaptive_runtime.offload.split.segments import SplitSubNet
-
-__all__ = [
-    "HOME",
-    "PLANS_FILE",
-    "EnvelopePlacements",
-    "LinkUse",
-    "PlacedSegments",
-    "PlacementChoice",
-    "PlacementPlans",
-    "PlanChange",
-    "PlannedPlacement",
-    "PreferredPlacements",
-    "ReplanRules",
-    "SendingPlan",
-    "SplitAnswer",
-    "SplitCounts",
-    "SplitEvent",
-    "SplitNetwork",
-    "SplitOptions",
-    "SplitSubNet",
-    "StraightUse",
-    "StraightWay",
-    "way_name",
-]

@@ -21,23 +21,3 @@ from adaptive_runtime.state.sensing.state import (
     SensorFault,
     load_index,
 )
-
-__all__ = [
-    "BatterySensor",
-    "CpuSensor",
-    "DeadlineReader",
-    "FrequencySensor",
-    "GpuSensor",
-    "HitRateSource",
-    "LoadWeights",
-    "MemorySensor",
-    "Pressure",
-    "PressureSensor",
-    "SensedState",
-    "Sensing",
-    "Sensor",
-    "SensorFault",
-    "TemperatureSensor",
-    "device_sensors",
-    "load_index",
-]

@@ -21,20 +21,3 @@ from adaptive_runtime.state.traces.trace import (
     RequestArrivals,
     trace_of,
 )
-
-__all__ = [
-    "PATTERNS",
-    "LoadRecorder",
-    "LoadTrace",
-    "Pattern",
-    "PhaseDrift",
-    "PhaseLink",
-    "PlayedTrace",
-    "PressureResponse",
-    "RequestArrivals",
-    "Scenario",
-    "ScenarioMoment",
-    "ScenarioPhase",
-    "Stress",
-    "trace_of",
-]

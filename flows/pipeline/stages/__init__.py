@@ -53,6 +53,3 @@ PIPELINE = (
 def table_of(config: FlowConfig) -> tuple[StageSpec, ...]:
     """The stages of a run with this config."""
     return ADAPTATION if isinstance(config, AdaptConfig) else PIPELINE
-
-
-__all__ = ["ADAPTATION", "PIPELINE", "SUPERNET", "Outputs", "table_of"]

@@ -88,6 +88,3 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{name}.")
         else:
             yield name, str(value)
-
-
-__all__ = ["MetricLog", "Tracker", "flatten", "start_tracking"]

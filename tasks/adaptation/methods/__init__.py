@@ -33,17 +33,3 @@ def make_method(subnet: AdaptiveSubnet, settings: MethodSettings, source: Sequen
         subnet.alignment = InputAlignment.of(source, settings.input_deviations)
     method = METHODS[settings.method](subnet, settings, source)
     return method if settings.memory_mib is None else Budgeted(method, settings.memory_mib)
-
-
-__all__ = [
-    "METHODS",
-    "AdaptationMethod",
-    "BatchStatistics",
-    "Budgeted",
-    "Cotta",
-    "Eata",
-    "Roid",
-    "Sar",
-    "Tent",
-    "make_method",
-]

@@ -11,15 +11,3 @@ if TYPE_CHECKING:
     from tasks.adaptation.streams.stage import WINDOWS_FILE, SubnetOfStream, run
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "WINDOWS_FILE",
-    "KnownImages",
-    "Settings",
-    "StreamMethod",
-    "SubnetOfStream",
-    "check_images",
-    "held_out_images",
-    "make_player",
-    "run",
-]

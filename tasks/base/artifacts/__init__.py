@@ -25,27 +25,3 @@ from tasks.base.artifacts.folders import (
     digest_of,
     key_settings,
 )
-
-__all__ = [
-    "NO_STORE",
-    "RESULT_FILE",
-    "MadeFrom",
-    "OutsideKey",
-    "StageFolder",
-    "Store",
-    "SubNetLines",
-    "SubNetStore",
-    "Workspace",
-    "append_line",
-    "damage",
-    "digest_of",
-    "json_bytes",
-    "key_settings",
-    "line_of",
-    "read_json",
-    "read_lines",
-    "set_aside",
-    "whole_lines",
-    "write_bytes",
-    "write_json",
-]

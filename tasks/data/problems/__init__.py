@@ -11,26 +11,6 @@ from tasks.data.problems.restoration import RESTORATION, SUPER_RESOLUTION
 from tasks.data.problems.segmentation import SEGMENTATION
 from tasks.data.problems.tagging import TAGGING
 
-__all__ = [
-    "CLASSIFICATION",
-    "CLASSIFICATION_BY_F1",
-    "DETECTION",
-    "DETECTION_BY_COCO",
-    "RESTORATION",
-    "SEGMENTATION",
-    "SEVERAL_CLASSES",
-    "SUPER_RESOLUTION",
-    "TAGGING",
-    "Batch",
-    "Divergence",
-    "LearningProblem",
-    "Tallied",
-    "Tally",
-    "other_metric",
-    "problem_named",
-    "require",
-]
-
 PROBLEMS: tuple[LearningProblem, ...] = (
     CLASSIFICATION,
     CLASSIFICATION_BY_F1,

@@ -3,5 +3,3 @@
 from tasks.data.signals.series import SeriesWindows
 from tasks.data.signals.sounds import SynthesisedSounds, WavFolder
 from tasks.data.signals.synthesised import SynthesisedMotion
-
-__all__ = ["SeriesWindows", "SynthesisedMotion", "SynthesisedSounds", "WavFolder"]

@@ -12,5 +12,3 @@ if TYPE_CHECKING:
     from tasks.deploy.stress.stressing import run
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["Settings", "StressReport", "run", "stress_tables"]

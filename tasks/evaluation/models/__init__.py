@@ -18,16 +18,3 @@ if TYPE_CHECKING:
     from tasks.evaluation.models.settings import ModelSettings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "ModelSettings",
-    "NetworkOrigin",
-    "carry_origin",
-    "create",
-    "load_part",
-    "load_weights",
-    "needs_training",
-    "origin_of",
-    "remember_origin",
-    "weights_source",
-]

@@ -9,5 +9,3 @@ if TYPE_CHECKING:
     from tasks.evaluation.settings import Settings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["Int8", "QuantisedSubNet", "Settings", "quantise"]

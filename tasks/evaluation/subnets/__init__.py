@@ -23,25 +23,3 @@ from tasks.evaluation.subnets.images import (
     OtherPrecision,
 )
 from tasks.evaluation.subnets.record import Accuracy
-
-__all__ = [
-    "MOST_TOGETHER",
-    "UPDATE_SECONDS",
-    "Accuracy",
-    "EvaluationData",
-    "EvaluationResources",
-    "EvaluationWorkers",
-    "FinishedSubNets",
-    "OtherPrecision",
-    "accuracies",
-    "accuracy",
-    "accuracy_lines",
-    "count_correct",
-    "evaluate_together",
-    "evaluated",
-    "known_accuracies",
-    "pieces_of",
-    "recalibrate_module",
-    "statistics_of",
-    "tallied",
-]

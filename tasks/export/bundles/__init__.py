@@ -11,17 +11,3 @@ if TYPE_CHECKING:
     from tasks.export.settings import BUNDLE_FOLDER, required_files
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "BUNDLE_FOLDER",
-    "BundleContents",
-    "BundleRequest",
-    "FurtherFormat",
-    "PlacementWriter",
-    "further_formats",
-    "require_adaptable",
-    "require_blocks",
-    "required_files",
-    "single_replacements",
-    "write_bundle",
-]

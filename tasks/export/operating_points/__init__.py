@@ -9,5 +9,3 @@ if TYPE_CHECKING:
     from tasks.export.operating_points.stage import FurtherDevices, LevelDevice, latency_error_of, run
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["LEVELS_FILE", "FurtherDevices", "LevelDevice", "LevelRow", "Levels", "latency_error_of", "run"]

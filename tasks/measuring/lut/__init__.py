@@ -9,5 +9,3 @@ if TYPE_CHECKING:
     from tasks.measuring.lut.table import Lut, LutStore
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = ["DeviceKey", "Entry", "Lut", "LutStore", "ProfilingMethod", "json_text", "now"]

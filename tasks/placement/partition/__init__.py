@@ -21,26 +21,3 @@ if TYPE_CHECKING:
     from tasks.placement.partition.settings import PartitionSettings as Settings
 else:
     __getattr__ = public_names(__name__, __file__)
-
-__all__ = [
-    "ChainOptions",
-    "CutRow",
-    "DeviceTable",
-    "DeviceTimes",
-    "PartitionAnswer",
-    "PartitionLink",
-    "PlanRow",
-    "PlansAhead",
-    "SegmentRow",
-    "Settings",
-    "find_supernet",
-    "open_tables",
-    "placement_plans",
-    "plan_ahead",
-    "plan_partition",
-    "stages_of",
-    "table_of",
-    "write_chain",
-    "write_parts",
-    "write_plans",
-]

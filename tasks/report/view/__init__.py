@@ -12,8 +12,6 @@ from tasks.base.pages import environment, script, style
 from tasks.base.pages.text import amount, count
 from tasks.report.view.gather import Shape, SupernetView, gather
 
-__all__ = ["SupernetView", "gather", "render", "run"]
-
 PACKAGE = "tasks.report.view"
 MOST_CHOICES = 8
 MOST_LABELS = 6

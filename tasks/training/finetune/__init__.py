@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tasks.evaluation.subnets import EvaluationData
     from tasks.training.finetune.job import Job
 
-__all__ = ["Settings", "TrainSettings", "run"]
-
 
 def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, progress: Progress) -> StageResult:
     """Train the SuperNet in folder `supernet`; returns the accuracies of its largest and smallest SubNets.

@@ -57,6 +57,3 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings,
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
     return TrainableSuperNet(net, draw, teacher, settings, settings.soft_share(strategy), original, problem)
-
-
-__all__ = ["Forward", "Judge", "Role", "Trainable", "TrainableNetwork", "TrainableSuperNet", "Verdict", "open_network"]
