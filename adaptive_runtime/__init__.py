@@ -7,7 +7,7 @@ else.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import importing  # noqa: F401  # before any library
+import importing  # before any library
 
 if TYPE_CHECKING:
     from adaptive_runtime.base.weight_options import WeightOptions

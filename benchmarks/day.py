@@ -8,9 +8,9 @@
 The scenario is that of CrowdHMTware's case study (section IV-G), as far as it is published: battery from 90 to 21 %, free
 memory from 85 to 28 %, light that changes, competing programs, and another device that comes and goes
 (`benchmarks/scenarios/day.json`). The rows are those of the bundle, with its latencies and accuracies: SubNets, exits,
-formats, and SubNets over the other device (`export.placed`), whose values cross in int8. The simulated device is --slower times
-slower than that of the bundle, and has so much memory that the largest SubNet fits but for the time in which other programs
-leave 28 %. Each request has --slack times the quiet latency of that. Energy is modelled: time by power, and that of sending.
+formats, and SubNets over the other device (`export.offload`), whose values cross in int8. The simulated device is --slower
+times slower than that of the bundle, and has so much memory that the largest SubNet fits but for the time in which other
+programs leave 28 %. Each request has --slack times the quiet latency of that. Energy is modelled: time by power, and sending.
 
 With --work the bundle is that of DIR/exports/onnxruntime/bundle. Where it is not there, a slim SuperNet of ResNet-26 learns
 ten characters of glyphs with depths, expansion ratios and exits, and `autotailor export` writes it for onnxruntime and ncnn
@@ -78,7 +78,7 @@ TRAINED = (
     "policy.subnets=4",
     "device=[onnxruntime,ncnn]",
     "export.formats=[onnx,ncnn]",
-    "export.together={onnxruntime:[ncnn]}",
+    "export.shared_bundle={onnxruntime:[ncnn]}",
     "export.bundle=true",
 )
 RESPONSE = PressureResponse(cpu=2.0, bandwidth=1.0)
@@ -97,7 +97,7 @@ def placed_words(options: argparse.Namespace) -> list[str]:
     (peer,) = Scenario.read(options.scenario).peers
     return [
         f"+device.{peer}.backend=onnxruntime",
-        "export.placed=true",
+        "export.offload=true",
         f"partition.devices=[onnxruntime,{peer}]",
         f"partition.bandwidth_mbps=[{NOMINAL_MBPS:g}]",
         f"partition.latency_ms={NOMINAL_MS / 2:g}",

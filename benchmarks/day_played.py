@@ -27,8 +27,8 @@ from adaptive_runtime import AdaptingOptions, DeployedModel
 from adaptive_runtime.base.errors import NotBackError
 from adaptive_runtime.base.process import run_at
 from adaptive_runtime.model.adapting import Adaptation
-from adaptive_runtime.model.estimate import ServedRun, StandInRow
-from adaptive_runtime.model.serving import StandIns
+from adaptive_runtime.model.estimate import FallbackRow, ServedRun
+from adaptive_runtime.model.serving import Fallbacks
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.placed import PlacedSubNet, SharedDevices
@@ -88,7 +88,7 @@ class ServingRows:
 
     def __init__(self, model: DeployedModel, rows: LevelRows, placed: PlacedSubNets, slower: int) -> None:
         self.model, self.placed, self.slower = model, placed, slower
-        self._stand_ins, self._one_at_home = StandIns(), threading.Lock()
+        self._stand_ins, self._one_at_home = Fallbacks(), threading.Lock()
         manifest = model.pool.bundle.manifest
         at_home = BundleVariants.of(manifest, *manifest.known_formats).variants
         over = (Variant(rows.levels[row].subnet, placed=True) for row in sorted(rows.placed))
@@ -106,26 +106,26 @@ class ServingRows:
             if not one.placed:
                 self.serve(row, x_NCHW, math.inf)
 
-    def serve(self, row: int, x_NCHW: Images, left_ms: float, stand_in: StandInRow | None = None) -> PlayedRequest:
-        """One request by a row, or by a stand-in for one over devices, as a model serves it. left_ms: of its budget."""
+    def serve(self, row: int, x_NCHW: Images, left_ms: float, fallback: FallbackRow | None = None) -> PlayedRequest:
+        """One request by a row, or by a fallback for one over devices, as a model serves it. left_ms: of its budget."""
         one = self.variants.variants[row]
         if not one.placed:
             return PlayedRequest(row, NO_ROW, [self._at_home(row, x_NCHW)])
         start_s, besides = time.perf_counter(), NO_ROW
-        takes_ms = None if stand_in is None else stand_in.takes_ms
+        takes_ms = None if fallback is None else fallback.takes_ms
         over = self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW), takes_ms)
         try:
             over.run(x_NCHW)
         except NotBackError:
-            assert stand_in is not None, "runs wait where there is none"
-            run_by = partial(self._at_home, stand_in.row, x_NCHW)
+            assert fallback is not None, "runs wait where there is none"
+            run_by = partial(self._at_home, fallback.row, x_NCHW)
             found = self._stand_ins.beside(over.away, over.until_s, run_by)
             if found is not None:
                 over.leave()
                 gave_up = ServedRun(one, (), (time.perf_counter() - start_s) * 1e3, away=True)
-                return PlayedRequest(stand_in.row, row, [found, gave_up])
+                return PlayedRequest(fallback.row, row, [found, gave_up])
             over.run(x_NCHW)
-            besides = stand_in.row
+            besides = fallback.row
         return PlayedRequest(row, besides, [ServedRun(one, (), (time.perf_counter() - start_s) * 1e3)])
 
     def _at_home(self, row: int, x_NCHW: Images) -> ServedRun:
@@ -138,7 +138,7 @@ class ServingRows:
             return ServedRun(one, found.exits, (time.perf_counter() - start_s) * 1e3)
 
     def close(self) -> None:
-        """Wait for the stand-ins that run."""
+        """Wait for the fallbacks that run."""
         self._stand_ins.close()
 
 
@@ -164,9 +164,9 @@ class PlayedSystem:
         self.decided_ms.append((time.perf_counter() - start_s) * 1e3)
         self._running = decision.variant
         placed = self._serving.variants.variants[decision.variant].placed
-        stand_in = self._loop.stand_in() if placed else None
+        fallback = self._loop.fallback() if placed else None
         left_ms = self._limits.budget_ms - (time.perf_counter() - start_s) * 1e3
-        found = self._serving.serve(decision.variant, x_NCHW, left_ms, stand_in)
+        found = self._serving.serve(decision.variant, x_NCHW, left_ms, fallback)
         took_ms = (time.perf_counter() - start_s) * 1e3
         self._switches += before is not None and decision.variant != before
         self._served.append((found.row, found.besides, took_ms))

@@ -1,6 +1,6 @@
 """The rows over all levels of a bundle, on a device that is so many times slower than the one of the bundle's tables.
 
-SubNets over other devices are those of the bundle (`export.placed`), with its plans and the accuracy of coded values.
+SubNets over other devices are those of the bundle (`export.offload`), with its plans and the accuracy of coded values.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from adaptive_runtime.base.files import replace_file
 from benchmarks.tables import show
 
 PRESETS = (
-    *("demo", "sound_events", "motion", "texts", "seen_and_felt"),
+    *("demo", "sound_events", "motion", "texts", "image_and_motion"),
     *("ssdlite_scenes", "fcos_scenes", "lraspp_scenes", "denoising", "super_resolution"),
 )
 LEAST_POINTS, MOST_OFF, KEPT_SCORE, MOST_SHARE, MOST_MINUTES = 8, 1e-4, 0.9, 0.4, 10.0

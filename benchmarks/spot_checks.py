@@ -1,4 +1,4 @@
-"""How often `autotailor fleet profile` calls a sound device odd, and how often it finds one that takes longer than its kind.
+"""How often `autotailor fleet profile` calls a sound device an outlier, and how often it finds one that is slower.
 
     python -m benchmarks.spot_checks [--devices 20000] [--markdown]
 
@@ -24,7 +24,7 @@ CHECKS = 2
 
 
 def found(factor: float, devices: int, settings: FleetProfileSettings, rng: np.random.Generator) -> tuple[int, int]:
-    """Devices that one check calls odd, and that both do."""
+    """Devices that one check calls outliers, and that both do."""
     shape = (devices, CHECKS, settings.spot_operators)
     own = factor * np.exp(BETWEEN * rng.normal(size=(devices, 1, 1)))
     disturbed = np.where(rng.random(shape) < DISTURBED, rng.uniform(1.3, 3.0, shape), 1.0)
@@ -37,7 +37,7 @@ def found(factor: float, devices: int, settings: FleetProfileSettings, rng: np.r
 def _is_odd(times_ms: list[float], known: dict[str, float], settings: FleetProfileSettings) -> bool:
     timings = (Timing(p50_ms=ms, p90_ms=ms, spread=0.0, n=20, repeats=1, noisy=False) for ms in times_ms)
     told = [Measurement.ok(str(at), timing) for at, timing in enumerate(timings)]
-    return judge("", told, known, settings).state == "odd"
+    return judge("", told, known, settings).state == "outlier"
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         low, high = interval(both, options.devices)
         shares = f"{one / options.devices:.2%}", f"{both / options.devices:.2%} ({low:.2%} to {high:.2%})"
         rows.append([f"{factor:g}", *shares])
-    show(["times as long as its kind", "odd by one check", "odd by both"], rows, markdown=options.markdown)
+    show(["times as long as its kind", "outliers by one check", "outliers by both"], rows, markdown=options.markdown)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A fleet of a thousand simulated devices: enrolment, one table for each kind, the odd ones found, a bundle rolled out.
+"""A fleet of a thousand simulated devices: enrolment, one table for each kind, outliers found, a bundle rolled out.
 
     python -m benchmarks.thousand_devices [--devices 1000] [--faulty 0.05] [--operators 506] [--limit-s 1500] [--json FILE]
 
@@ -8,7 +8,7 @@ operators and models of a SuperNet (mobilenetv3_small_050 at 64 pixels), the bun
 Faulty ones tell impossible sums, invent latencies, hang, break off answers, replay what they told before, take 2 s for each
 answer, or take 1.6 times as long as their kind. Windows of telemetry last `--window-s` seconds in the place of an hour.
 
-*Found*: faulty devices whose times are odd, or that do not answer, as `fleet profile` names them; *false alarms*: other devices
+*Found*: faulty devices with outlying times, or without answers, as `fleet profile` names them; *false alarms*: other devices
 that it names. *Error of tables*: of latencies in the tables against the model, without what devices of one kind differ in.
 CPU is that of a process. The last rows are of ten times as many devices, by multiplication: of CPU, and of the memory that has
 come since the start. Each process has one loop: the one with the most CPU is the bottleneck of a step.
@@ -192,7 +192,7 @@ class Played:
         verdicts = {one["device"]: one["state"] for kind in found["kinds"] for one in kind["verdicts"]}
         verdicts |= dict.fromkeys(found["away"], "failed")
         bad = {one for one, (_, fault) in self.devices.items() if fault in ODD | SILENT}
-        named = {one for one, state in verdicts.items() if state in ("odd", "failed")}
+        named = {one for one, state in verdicts.items() if state in ("outlier", "failed")}
         by_fault: dict[str, list[int]] = {}
         for one, (_, fault) in self.devices.items():
             if fault:

@@ -1,3 +1,3 @@
 """Flows, configuration, tracking and the command line."""
 
-import importing  # noqa: F401  # before any library
+import importing  # before any library

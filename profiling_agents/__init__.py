@@ -1,3 +1,3 @@
 """Profiling agents: services on or next to devices that run and time models, and the client that talks to them."""
 
-import importing  # noqa: F401  # before any library
+import importing  # before any library

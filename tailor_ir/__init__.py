@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import importing  # noqa: F401  # before any library
+import importing  # before any library
 from importing import public_names
 
 if TYPE_CHECKING:

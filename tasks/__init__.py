@@ -1,3 +1,3 @@
 """Stages of a run, and what they share, in rooms: functions from artifacts to artifacts, without Prefect and Hydra."""
 
-import importing  # noqa: F401  # before any library
+import importing  # before any library

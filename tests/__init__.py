@@ -1,1 +1,1 @@
-import importing  # noqa: F401  # before any library
+import importing  # before any library

@@ -168,9 +168,11 @@ def span(name: str, *, holds: bool = True, **attributes: Attribute) -> Iterator[
         return
     from opentelemetry.trace import Status, StatusCode
 
-    told = {f"autotailor.{key}": value for key, value in attributes.items()}
+    described = {f"autotailor.{key}": value for key, value in attributes.items()}
     options: dict[str, Any] = {"record_exception": False, "set_status_on_exception": False}
-    with (tracer.start_as_current_span if holds else tracer.start_span)(name, attributes=told, **options) as opened:
+    with (tracer.start_as_current_span if holds else tracer.start_span)(
+        name, attributes=described, **options
+    ) as opened:
         try:
             yield
         except GeneratorExit:  # the consumer has enough

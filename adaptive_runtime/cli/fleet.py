@@ -63,5 +63,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 def fingerprint() -> str:
     """sha256 of the system properties that make latencies of this device comparable."""
-    told = [platform.system(), platform.machine(), platform.processor(), os.cpu_count(), memory_mib()]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    described = [platform.system(), platform.machine(), platform.processor(), os.cpu_count(), memory_mib()]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> None:
         ]
         answers = [network.infer(x, arguments.deadline_ms) for x in inputs]
         plan, plan_ms, home_ms = placed.predicted
-    told: dict[str, Any] = {"devices": devices, "plan": plan.devices, "line": plan.line}
-    told |= {"plan_ms": plan_ms, "home_ms": home_ms, "answers": [_row(one) for one in answers]}
-    for line in _lines(told):
+    described: dict[str, Any] = {"devices": devices, "plan": plan.devices, "line": plan.line}
+    described |= {"plan_ms": plan_ms, "home_ms": home_ms, "answers": [_row(one) for one in answers]}
+    for line in _lines(described):
         print(printable(line))
     if arguments.output is not None:
         try:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         except OSError as error:
             raise AdaptiveError(str(arguments.output), f"cannot be written ({error.strerror})") from error
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        arguments.json.write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def _inputs(file: Path, shape: tuple[int, ...]) -> list[NDArray[np.float32]]:
@@ -109,16 +109,16 @@ def _row(answer: "SplitAnswer") -> dict[str, Any]:
     }
 
 
-def _lines(told: dict[str, Any]) -> Iterator[str]:
+def _lines(described: dict[str, Any]) -> Iterator[str]:
     """Report lines for people."""
-    for one in told["devices"]:
+    for one in described["devices"]:
         known, link = "", one["link"]
         if link is not None:
             known = f": {_mbps(link['up_mbps'])} up, {_mbps(link['down_mbps'])} down, round trip {link['round_trip_ms']:.3g} ms"
         yield f"{one['name']} is {one['state']} ({one['reason'] or 'not reached yet'}){known}"
-    predicted = "a device is out" if told["plan_ms"] is None else f"predicted {told['plan_ms']:.4g} ms"
-    yield f"plan: {told['line']} ({predicted}, home alone {told['home_ms']:.4g} ms)"
-    for number, row in enumerate(told["answers"]):
+    predicted = "a device is out" if described["plan_ms"] is None else f"predicted {described['plan_ms']:.4g} ms"
+    yield f"plan: {described['line']} ({predicted}, home alone {described['home_ms']:.4g} ms)"
+    for number, row in enumerate(described["answers"]):
         late = ", late" if row["late"] else ""
         why = "" if row["at_home"] is None else f", finished at home ({row['at_home']})"
         yield f"answer {number}: {row['latency_ms']:.4g} ms{late}{why}; largest value at {row['largest']}"

@@ -66,9 +66,9 @@ class RegistryClient:
         """Enrol with a one-time token; returns the device's own token."""
         return self._post("/v1/enrolments", asked, Enrolled)
 
-    def tell(self, told: Telemetry) -> AssignedBundle:
+    def tell(self, described: Telemetry) -> AssignedBundle:
         """Report sums; returns the assigned bundle."""
-        return self._post("/v1/telemetry", told, AssignedBundle)
+        return self._post("/v1/telemetry", described, AssignedBundle)
 
     def fetch(self, digest: str, file: Path, most_bytes: int) -> None:
         """Fetch a file by its sha256, which is checked while it arrives."""
@@ -220,10 +220,10 @@ class FleetMember:
         """Report new sums. AdaptiveError: the registry is still ahead of this device after all attempts."""
         waiting = tuple(other for other in self.state.waiting if other != one)
         for _ in range(TELLINGS):
-            told = Telemetry(sequence=self.state.sequence + 1, bundle=one.bundle, sums=one.sums)
-            kept = {"sequence": told.sequence, "untold": told, "waiting": waiting}
+            described = Telemetry(sequence=self.state.sequence + 1, bundle=one.bundle, sums=one.sums)
+            kept = {"sequence": described.sequence, "untold": described, "waiting": waiting}
             self._keep(self.state.model_copy(update=kept))
-            assigned = self._tell(told)
+            assigned = self._tell(described)
             if assigned.ahead is None:
                 return assigned
         self._keep(self.state.model_copy(update={"waiting": (one, *waiting)}))
@@ -233,9 +233,9 @@ class FleetMember:
             next_step="enrol this device anew, in a new folder",
         )
 
-    def _tell(self, told: Telemetry) -> AssignedBundle:
+    def _tell(self, described: Telemetry) -> AssignedBundle:
         """Send telemetry, and drop it if the registry is ahead: another copy of the folder may have sent it before."""
-        assigned = self._registry.tell(told)
+        assigned = self._registry.tell(described)
         update: dict[str, Any] = {"untold": None}
         if assigned.ahead is not None:
             self.restored, update["sequence"] = True, assigned.ahead

@@ -84,8 +84,8 @@ class AdditiveModel:
         """Loss of accuracy of SubNets against the largest one, estimated from their cross-entropy (n,)."""
         excess = np.array([one.loss for one in scores]) - self._largest.loss
         lost = self._largest.accuracy - np.array([one.accuracy for one in scores])
-        told = len(scores) >= FEWEST and bool(excess.any())
-        rate = max(LEAST_RATE, float(excess @ lost / (excess @ excess))) if told else FIRST_RATE
+        described = len(scores) >= FEWEST and bool(excess.any())
+        rate = max(LEAST_RATE, float(excess @ lost / (excess @ excess))) if described else FIRST_RATE
         found: Values = rate * excess
         return found
 

@@ -251,8 +251,8 @@ class _Running:
         sums = {name: getattr(before, name) + getattr(counts, name) for name in names}
         for name in names:
             setattr(counts, name, type(getattr(counts, name))())
-        told = {"evaluated": (*before.evaluated, *added), "generation": before.generation + 1}
-        self.state = before.model_copy(update={**told, **sums})
+        described = {"evaluated": (*before.evaluated, *added), "generation": before.generation + 1}
+        self.state = before.model_copy(update={**described, **sums})
         self.state.write(self.folder)
         best = self.proposer.best(self.known)
         self.tell(
@@ -279,5 +279,5 @@ class _Running:
 
 
 def _key(bundle: OpenBundle, settings: LocalSearchSettings, data: OwnImages, latencies: SegmentLatencies) -> str:
-    told = [bundle.digest, settings.model_dump(), data.digest, latencies.p50_ms]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    described = [bundle.digest, settings.model_dump(), data.digest, latencies.p50_ms]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

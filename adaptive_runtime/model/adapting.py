@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptive_runtime.model.answers import AdaptingState
-from adaptive_runtime.model.estimate import Care, LoadEstimate, ServedRun, StandInRow, WaitedFor, told_to_rules
+from adaptive_runtime.model.estimate import FallbackRow, LoadEstimate, Margins, ServedRun, WaitedFor, rules_context
 from adaptive_runtime.model.options import AdaptingOptions, checked_limits
 from adaptive_runtime.model.variants import BundleVariants, SubNetsOverDevices
 from adaptive_runtime.policy import (
@@ -138,8 +138,8 @@ class Adaptation:
         self._unable = NONE, NONE
         self._lock = threading.Lock()
         self.look_up.extra_limits(limits)
-        self._limits = self._careful = limits
-        self._care, self._afterwards = Care(), Afterwards()
+        self._limits = self._limits_with_margin = limits
+        self._margins, self._afterwards = Margins(), Afterwards()
         self._factors = self._estimate.factors(clock(), None, limits.quantile)
         file, most_mib = options.decisions, options.decisions_mib
         text = None if rules is None else rules.text
@@ -191,7 +191,7 @@ class Adaptation:
                 self._afterwards.add(self._record.append, inputs, self._decision)
             return self._decision
 
-    def stand_in(self) -> StandInRow | None:
+    def fallback(self) -> FallbackRow | None:
         """The fallback on the coordinator: the fastest row that was warm and worked at the last decision.
 
         None: no such row exists, or its average latency exceeds the budget.
@@ -202,7 +202,7 @@ class Adaptation:
             if row is None:
                 return None
             usual_ms, takes_ms = (self._at_quantile_ms(row, quantile) for quantile in (0.5, STANDS_IN))
-            return StandInRow(row, takes_ms) if usual_ms <= self._limits.budget_ms else None
+            return FallbackRow(row, takes_ms) if usual_ms <= self._limits.budget_ms else None
 
     def served(self, runs: Sequence[ServedRun], request: RequestProgress | None = None) -> None:
         """Learn from the runs of a request. request: its progress after the last run; None: unknown whether it was late."""
@@ -224,15 +224,15 @@ class Adaptation:
                 # a fallback's answer is in time, but the decided row's answer would not have been
                 spent_ms = math.inf if any(run.away for run in runs) else request.spent_ms
                 self._late |= spent_ms > self._limits.budget_ms
-                self._care.learn(self._told(spent_ms, over_devices), self._limits.quantile, self._load)
+                self._margins.learn(self._described(spent_ms, over_devices), self._limits.quantile, self._load)
             self._renew(now_s)
 
-    def _told(self, spent_ms: float, over_devices: bool) -> WaitedFor:
-        """A request as its caution sees it."""
+    def _described(self, spent_ms: float, over_devices: bool) -> WaitedFor:
+        """A request as the margins see it."""
         decision, budget_ms = self._decision, self._limits.budget_ms
         fastest = next((row for row in self._home_rows if row not in self._unable[1]), self._home_rows[0])
         # whether the fastest variant on the coordinator, under the same slow-down, would have kept the limits
-        fastest_ms = self.look_up.effective_ms(fastest, self._careful, self._factors)
+        fastest_ms = self.look_up.effective_ms(fastest, self._limits_with_margin, self._factors)
         avoidable = decision is None or spent_ms * fastest_ms <= budget_ms * decision.effective_ms
         return WaitedFor(
             late=spent_ms > budget_ms,
@@ -255,7 +255,7 @@ class Adaptation:
             self._lag = (self._load or 0.0) - (load or 0.0) if known else 0.0
             self._device, self._load, self._has_served = device, load, False
             if self.rules is not None:
-                self._context = told_to_rules(device)
+                self._context = rules_context(device)
             self._renew(self._clock())
 
     @property
@@ -274,7 +274,7 @@ class Adaptation:
                 device=self._device,
                 decision=self._decision,
                 mu=self._state.mu,
-                care=(self._care.at_home.factor(self._load), self._care.over_devices.factor(self._load)),
+                margins=(self._margins.at_home.factor(self._load), self._margins.over_devices.factor(self._load)),
             )
 
     def take_over(self, before: "Adaptation") -> None:
@@ -316,10 +316,10 @@ class Adaptation:
         forecast = self._forecaster.forecast
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
-        at_home = self._care.at_home
-        self._careful = at_home.limits(self._limits, self._load)
+        at_home = self._margins.at_home
+        self._limits_with_margin = at_home.limits(self._limits, self._load)
         if self._placed is not None:
-            over_devices = self._care.over_devices.factor(self._load)
+            over_devices = self._margins.over_devices.factor(self._load)
             self._placed.renew(self._factors, over_devices / at_home.factor(self._load))
 
     def _inputs(
@@ -327,13 +327,13 @@ class Adaptation:
     ) -> DecisionInputs:
         """All inputs of a decision made now."""
         factors: LoadFactors = self._factors
-        told: Mapping[int, str] = {}
+        described: Mapping[int, str] = {}
         if self._placed is not None:
-            factors, unable, told = self._placed.now(self._factors)
-            if self._care.rest.left:
-                unable, told = self._over_devices, dict.fromkeys(self._over_devices, self._care.rest.reason)
+            factors, unable, described = self._placed.now(self._factors)
+            if self._margins.backoff.left:
+                unable, described = self._over_devices, dict.fromkeys(self._over_devices, self._margins.backoff.reason)
             without = unable | without if len(unable | without) < len(self.variants.table) else without
-        limits, for_run = self._careful, False
+        limits, for_run = self._limits_with_margin, False
         if request != ONE_RUN:
             limits = request.limits(limits)
             for_run = request.left < request.runs or request.has_less(self._limits.budget_ms)
@@ -348,7 +348,7 @@ class Adaptation:
             without=without,
             cold=cold,
             device=self._context,
-            told=told,
+            described=described,
         )
 
 

@@ -95,7 +95,7 @@ class AdaptingState:
     device: "SensedState | None"
     decision: Decision | None
     mu: float | None = None
-    care: tuple[float, float] = (1.0, 1.0)
+    margins: tuple[float, float] = (1.0, 1.0)
 
     @property
     def battery(self) -> float | None:

@@ -23,8 +23,8 @@ from adaptive_runtime.bundle.bundles import BundledSubNet, BundleFormat
 from adaptive_runtime.bundle.chains import text_of
 from adaptive_runtime.model.adapting import Adaptation
 from adaptive_runtime.model.answers import FollowingWeights, ModelAnswer, ModelState, decoder_of
-from adaptive_runtime.model.estimate import ServedRun, StandInRow
-from adaptive_runtime.model.serving import ServedVariants, StandIns
+from adaptive_runtime.model.estimate import FallbackRow, ServedRun
+from adaptive_runtime.model.serving import Fallbacks, ServedVariants
 from adaptive_runtime.model.variants import SubNetsOverDevices
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress
 from adaptive_runtime.pool import Answerer, PlacedRuntime, SubNetPool, Variant, VariantError
@@ -55,7 +55,7 @@ class DeployedModel(Closing):
         placed: SubNetsOverDevices | None = None,
     ) -> None:
         self.pool, self.chooser, self.adaptation, self.weights = pool, chooser, adaptation, weights
-        self.placed, self._stand_ins = placed, StandIns()
+        self.placed, self._fallbacks = placed, Fallbacks()
         self.clock_ns: Callable[[], int] = time.perf_counter_ns
         every = () if adaptation is None else adaptation.variants.variants
         self._rows = tuple(pool.answerer(variant) for variant in every)
@@ -210,7 +210,7 @@ class DeployedModel(Closing):
             self._closed = True
         with ExitStack() as stack:  # an ExitStack ends the last one first
             stack.callback(self.pool.close)
-            stack.callback(self._stand_ins.close)
+            stack.callback(self._fallbacks.close)
             if self.placed is not None:
                 stack.callback(self.placed.close)
             if self.weights is not None:
@@ -297,18 +297,18 @@ class DeployedModel(Closing):
         start_ns = self.clock_ns()
         if active.over is None:
             return self._run_by(active, x_NCHW, served, None, start_ns)
-        stand_in = None if within_ms is None else self._stand_in()
-        over = active.over(within_ms, len(x_NCHW), None if stand_in is None else stand_in.takes_ms)
+        fallback = None if within_ms is None else self._fallback()
+        over = active.over(within_ms, len(x_NCHW), None if fallback is None else fallback.takes_ms)
         try:
             return self._run_by(active, x_NCHW, served, over, start_ns)
         except NotBackError:
-            assert stand_in is not None, "runs wait where there is none"
+            assert fallback is not None, "runs wait where there is none"
         runs = list[ServedRun]()
         try:
-            run_by = partial(self._run_by, self._rows[stand_in.row], x_NCHW, runs, None, self.clock_ns())
-            answer = self._stand_ins.beside(over.away, over.until_s, run_by)
+            run_by = partial(self._run_by, self._rows[fallback.row], x_NCHW, runs, None, self.clock_ns())
+            answer = self._fallbacks.beside(over.away, over.until_s, run_by)
         except VariantError as error:
-            self._served.replace(self._rows[stand_in.row], error)
+            self._served.replace(self._rows[fallback.row], error)
             answer = None
         if answer is None:
             return self._run_by(active, x_NCHW, served, over, start_ns)
@@ -318,9 +318,9 @@ class DeployedModel(Closing):
             self._stood_in += 1
         return answer
 
-    def _stand_in(self) -> StandInRow | None:
+    def _fallback(self) -> FallbackRow | None:
         """The fallback that can answer at once on this device when other devices are late."""
-        found = None if self.adaptation is None or self.chooser is not None else self.adaptation.stand_in()
+        found = None if self.adaptation is None or self.chooser is not None else self.adaptation.fallback()
         return found if found is not None and self._rows[found.row].is_warm else None
 
     def _run_by(

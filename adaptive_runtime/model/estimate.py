@@ -1,4 +1,4 @@
-"""Learning from served requests: the current slow-down of the variants, also by the forecast load, and the caution.
+"""Learning from served requests: the current slow-down of the variants, also by the forecast load, and the margin.
 
 Legend: V variants.
 """
@@ -27,13 +27,13 @@ AIMED_AT = 0.5
 LEAST, MOST = 0.25, 3.0
 UNUSED_KEEPS = 0.5**0.01
 """Share of the log-factors that remains after a request elsewhere."""
-FIRST_REST, MOST_REST = 50, 400
-"""Lengths of the first and of the longest rest [requests]."""
+FIRST_BACKOFF, MOST_BACKOFF = 50, 400
+"""Lengths of the first and of the longest back-off [requests]."""
 LOADS = 5
 """Number of load indexes from 0 to 1 for which a factor is kept."""
 
 
-class Caution:
+class ConformalMargin:
     """A factor, by load index, on the deviations above the mean that decisions add.
 
     Runs that follow a slow run make up for it, and a faster variant takes over if that is not enough. Decisions for a request
@@ -75,21 +75,21 @@ class Caution:
         return limits.model_copy(update={"quantile": quantile_of(above)})
 
 
-class Rest:
+class Backoff:
     """Requests that must run on the coordinator, after a request over devices was late while no variant kept the limits.
 
-    In this situation requests show which variant is surest, while estimates hardly do. Each rest is twice as long as the
-    previous one, until variants over devices keep the limits again. left: remaining requests of this rest.
+    In this situation requests show which variant is surest, while estimates hardly do. Each back-off is twice as long as the
+    previous one, until variants over devices keep the limits again. left: remaining requests of this back-off.
     """
 
     reason = "was late where no variant keeps the limits"
 
     def __init__(self) -> None:
-        self.left, self._next = 0, FIRST_REST
+        self.left, self._next = 0, FIRST_BACKOFF
 
     def begin(self) -> None:
-        """Begin a rest after a late request over devices."""
-        self.left, self._next = self._next, min(MOST_REST, 2 * self._next)
+        """Begin a back-off after a late request over devices."""
+        self.left, self._next = self._next, min(MOST_BACKOFF, 2 * self._next)
 
     def elsewhere(self) -> None:
         """Count a request on the coordinator."""
@@ -97,7 +97,7 @@ class Rest:
 
     def over(self) -> None:
         """Reset the length after a request over devices was in time as expected."""
-        self._next = FIRST_REST
+        self._next = FIRST_BACKOFF
 
 
 class ServedRun(NamedTuple):
@@ -122,7 +122,7 @@ class ServedRun(NamedTuple):
         return self.variant.whole._replace(exit=self.exits[0]) if len(set(self.exits)) == 1 else None
 
 
-class StandInRow(NamedTuple):
+class FallbackRow(NamedTuple):
     """A row that answers as fallback when other devices have not, and its expected upper duration [ms]."""
 
     row: int
@@ -143,31 +143,31 @@ class WaitedFor(NamedTuple):
     in_time_at_home: bool
 
 
-class Care:
-    """Caution for variants on the coordinator and, apart from it, over devices: neither carries information about the other."""
+class Margins:
+    """Margins for variants on the coordinator and for variants over devices: neither carries information about the other."""
 
     def __init__(self) -> None:
-        self.at_home, self.over_devices, self.rest = Caution(), Caution(), Rest()
+        self.at_home, self.over_devices, self.backoff = ConformalMargin(), ConformalMargin(), Backoff()
 
     def learn(self, request: WaitedFor, quantile: float, load: float | None) -> None:
-        """Adjust the caution after a request under a load. quantile: the target share of requests in time."""
-        caution, other = self.at_home, self.over_devices
+        """Adjust the margin after a request under a load. quantile: the target share of requests in time."""
+        margin, other = self.at_home, self.over_devices
         if request.over_devices:
-            caution, other = other, caution
+            margin, other = other, margin
         else:
-            self.rest.elsewhere()
+            self.backoff.elsewhere()
         other.unused()
         if request.late and not request.within:
             if request.over_devices and request.in_time_at_home:
-                self.rest.begin()
+                self.backoff.begin()
         elif request.late:
             if request.avoidable:
-                caution.observe(True, quantile, load)
-        # if no variant keeps the limits, less care than usual would not help
-        elif request.within or caution.factor(load) > 1.0:
-            caution.observe(False, quantile, load)
+                margin.observe(True, quantile, load)
+        # if no variant keeps the limits, a smaller margin than usual would not help
+        elif request.within or margin.factor(load) > 1.0:
+            margin.observe(False, quantile, load)
             if request.over_devices and request.within:
-                self.rest.over()
+                self.backoff.over()
 
 
 def _shares(load: float | None) -> tuple[tuple[int, float], ...]:
@@ -268,7 +268,7 @@ class LoadEstimate:
         return bool(changed_V.any())
 
 
-def told_to_rules(device: "SensedState") -> DeviceContext:
+def rules_context(device: "SensedState") -> DeviceContext:
     """The part of a sample that rules can read."""
     return DeviceContext(
         battery=device.battery,

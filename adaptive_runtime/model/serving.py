@@ -39,7 +39,7 @@ class ServedVariants:
         self.used_mib = 0.0
         self._useful = useful
         self._changed = threading.Condition(threading.RLock())
-        self._closed, self._told_waiting = False, False
+        self._closed, self._warned_waiting = False, False
         self._take_out_all(taken_out)
         self.active = pool.answerer(first)
         pool.serving = self._parts_in_use
@@ -190,8 +190,8 @@ class ServedVariants:
                 self._go_over_from(serving, wanted, bridge)
                 return
         self._go_over_from(serving, wanted, wanted)
-        if not self._told_waiting:
-            self._told_waiting = True
+        if not self._warned_waiting:
+            self._warned_waiting = True
             LOG.warning("%g MiB do not hold two SubNets: requests wait while one is loaded", self.pool.budget_mib)
 
     def _go_over_from(self, serving: Answerer, wanted: Answerer, now: Answerer) -> None:
@@ -264,19 +264,19 @@ class ServedVariants:
 Answer = TypeVar("Answer")
 
 
-class StandIns:
+class Fallbacks:
     """Runs fallbacks in its own threads, which idle otherwise. Several threads may call it. Close it after use."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(thread_name_prefix="stand-in")
+        self._threads = ThreadPoolExecutor(thread_name_prefix="fallback")
 
-    def beside(self, away: Future[Any], until_s: float, stand_in: Callable[[], Answer]) -> Answer | None:
+    def beside(self, away: Future[Any], until_s: float, fallback: Callable[[], Answer]) -> Answer | None:
         """The answer of a fallback; None: the answer over devices came in time, and the fallback's result is discarded.
 
         away: the future answer over devices. until_s: of `time.monotonic`; the fallback's answer is held back until then.
         Raises the fallback's error if it failed and `away` is not done.
         """
-        own: Future[Any] = self._threads.submit(stand_in)
+        own: Future[Any] = self._threads.submit(fallback)
         wait((own, away), return_when=FIRST_COMPLETED)
         wait((away,), max(0.0, until_s - time.monotonic()))
         if away.done():

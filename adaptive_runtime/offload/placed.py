@@ -55,7 +55,7 @@ class ExpectedPlacement(NamedTuple):
     mean_ms: float
     deviation_ms: float
     sent: SendingPlan
-    told: str
+    described: str
 
     @property
     def planned_ms(self) -> float:
@@ -112,8 +112,8 @@ def expected(
     mean, deviation = ratio
     variance = mean * mean * _variance(found, links, slow_deviation) + (found.latency_ms * deviation) ** 2
     known = "; ".join(f"{name}: {_link(links[name])}" for name in sorted(found.plan.peers))
-    told = f"{found.plan.line}; {known}"
-    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), found, told)
+    described = f"{found.plan.line}; {known}"
+    return ExpectedPlacement(found.latency_ms * mean, sqrt(variance), found, described)
 
 
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:
@@ -141,7 +141,7 @@ WAITED = 0.95
 """Share of a budget that the coordinator waits at most: the rest is for returning the answer of the fallback."""
 
 
-class StandInTimes(NamedTuple):
+class FallbackTimes(NamedTuple):
     """takes_ms: upper duration of a fallback. usual_ms: duration of the run over devices beyond which it is unusually late."""
 
     takes_ms: float
@@ -191,7 +191,7 @@ class NetworkRuntime:
     """Runs samples over several devices. batch: samples per run. devices: devices that have run segments.
 
     begin: starts one run within a time [ms]. within_ms: rest of the request's budget, shared by the runs of its samples; None:
-    no budget. stand_in: times of a fallback on the coordinator for all samples; None: no fallback. A run waits until the
+    no budget. fallback: times of a fallback on the coordinator for all samples; None: no fallback. A run waits until the
     fallback has to start, and gives up once (NotBackError). The second call waits as long as it takes.
     """
 
@@ -201,15 +201,15 @@ class NetworkRuntime:
         begin: Callable[[Array, float | None], PlacedRun],
         within_ms: float | None,
         samples: int,
-        stand_in: StandInTimes | None = None,
+        fallback: FallbackTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch, self._begin, self._clock = batch, begin, clock
         start_s = clock()
         self._until_s = None if within_ms is None else start_s + within_ms * 1e-3
         self._gives_up_s: float | None = None
-        if stand_in is not None and within_ms is not None and samples <= batch:
-            self._gives_up_s = start_s + stand_in.after_ms(within_ms) * 1e-3
+        if fallback is not None and within_ms is not None and samples <= batch:
+            self._gives_up_s = start_s + fallback.after_ms(within_ms) * 1e-3
         self.until_s = start_s + WAITED * (within_ms or 0.0) * 1e-3
         """Time until which the answer of a fallback is held back."""
         self._away: PlacedRun | None = None
@@ -359,15 +359,15 @@ class PlacedSubNet(Closing):
             self._expected = expected(found, links, deviation, self.shared.ratios[frozenset(found.plan.peers)].now)
         return self._expected
 
-    def runs(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> NetworkRuntime:
+    def runs(self, within_ms: float | None, samples: int, fallback_ms: float | None = None) -> NetworkRuntime:
         """The runtime for one request of so many samples. within_ms: rest of its budget; None: no budget.
 
-        stand_in_ms: duration of a fallback on the coordinator, for which a run gives up in time (NotBackError); None: no
+        fallback_ms: duration of a fallback on the coordinator, for which a run gives up in time (NotBackError); None: no
         fallback.
         """
         known, times = self._expected, None
-        if stand_in_ms is not None:
-            times = StandInTimes(stand_in_ms, 0.0 if known is None else known.mean_ms + known.deviation_ms)
+        if fallback_ms is not None:
+            times = FallbackTimes(fallback_ms, 0.0 if known is None else known.mean_ms + known.deviation_ms)
         return NetworkRuntime(self._batch, self._begin, within_ms, samples, times)
 
     @property

@@ -23,7 +23,7 @@ class PlacedRowsNow(NamedTuple):
 
     factors: LoadFactors
     unable: frozenset[int]
-    told: Mapping[int, str]
+    described: Mapping[int, str]
 
 
 class PlacementRows:
@@ -55,19 +55,19 @@ class PlacementRows:
         """Recompute the rows. spread: factor on the deviations over devices from now on; None: unchanged."""
         self._spread = self._spread if spread is None else spread
         version, until_s = self._version, time.monotonic() + FRESH_S
-        own, told, unable = dict(factors.own), dict[int, str](), set[int]()
+        own, described, unable = dict(factors.own), dict[int, str](), set[int]()
         for row, subnet in self._subnets.items():
             home = self._home[row]
             at_home = 0 if self._table.load_class is None else self._table.load_class[home]
             found = subnet.expected(*factors.own.get(home, (factors.mean[at_home], factors.deviation[at_home])))
             if found is None:
                 unable.add(row)
-                told[row] = f"cannot run: {subnet.missing}"
+                described[row] = f"cannot run: {subnet.missing}"
             else:
                 table_ms = self._table.latency_ms[row]
                 own[row] = found.mean_ms / table_ms, self._spread * found.deviation_ms / table_ms
-                told[row] = found.told
-        rows = PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), told)
+                described[row] = found.described
+        rows = PlacedRowsNow(factors.model_copy(update={"own": own}), frozenset(unable), described)
         self._known = _Known(factors, version, until_s, rows)
         return rows
 
@@ -93,7 +93,7 @@ class PlacedSubNets:
         """
         given = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
         if not given:
-            got, next_step = "has no SubNets for several devices", "export it with export.placed=true"
+            got, next_step = "has no SubNets for several devices", "export it with export.offload=true"
             raise AdaptiveError(str(bundle.folder), got, next_step=next_step)
         check_names(devices, sorted({name for one in given.values() for name in one.devices}), "bundle")
         form: ChainFormat = "ncnn" if bundle.manifest.own_format == "ncnn" else "onnx"

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.policy.decisions import ChoicePolicy, ChoiceState, Decision, DecisionInputs, Step
 from adaptive_runtime.policy.inputs import ChoiceLimits
-from adaptive_runtime.policy.lookup import FoundVariant, Objective, deviations, quantile_of, quantile_told
+from adaptive_runtime.policy.lookup import FoundVariant, Objective, deviations, quantile_of, quantile_text
 
 LEAST_SHARE = 1e-3
 """Share of the budget for a request that has none left."""
@@ -138,13 +138,13 @@ class Switching:
         limits, factors, running, look_up = inputs.limits, inputs.factors, state.running, self.objective.look_up
         best = self.objective.find(limits, factors, inputs.without)
         if running is None:
-            return self._switched(state, inputs, best, "start", f"{self._told(best, inputs)}")
+            return self._switched(state, inputs, best, "start", f"{self._described(best, inputs)}")
         if best.variant == running:
             return self._stays(state, inputs, best, None, "no other variant is better")
         now_ms, keeps = look_up.effective_ms(running, limits, factors), look_up.keeps(running, limits, factors)
         now = FoundVariant(running, now_ms, keeps)
         if running in inputs.without:
-            why = f"{self._name(now)} {inputs.told.get(running, 'does not work')}; {self._told(best, inputs)}"
+            why = f"{self._name(now)} {inputs.described.get(running, 'does not work')}; {self._described(best, inputs)}"
             return self._switched(state._replace(went_up_s=None), inputs, best, self._direction(inputs, now, best), why)
         return self._towards(state, inputs, now, best) if now.within else self._away(state, inputs, now, best)
 
@@ -159,22 +159,22 @@ class Switching:
             return self._stays(state, inputs, now, None, why)
         switches = len(state.switched_s)
         if switches >= self.most_per_minute:
-            why = f"{self._told(now, inputs)}; {self._told(best, inputs)}"
+            why = f"{self._described(now, inputs)}; {self._described(best, inputs)}"
             return self._stays(state, inputs, now, None, f"{why}, but {switches} switches were in the last minute")
         spacious = self.objective.find(limits.tighter(self.margin), factors, inputs.without)
         best = spacious if spacious.within else best
-        why = f"{self._told(now, inputs)}; {self._told(best, inputs)}"
+        why = f"{self._described(now, inputs)}; {self._described(best, inputs)}"
         return self._switched(state, inputs, best, self._direction(inputs, now, best), why)
 
     def _towards(self, state: ChoiceState, inputs: DecisionInputs, now: FoundVariant, best: FoundVariant) -> Decision:
         """Move to a better variant, if one has fitted with a margin for long enough."""
         better = self.objective.find(inputs.limits.tighter(self.margin), inputs.factors, inputs.without)
         if not better.within or not self.objective.prefers(better.variant, now.variant, inputs.factors):
-            why = f"{self._told(best, inputs)}, less than {self.margin:.0%} below it"
+            why = f"{self._described(best, inputs)}, less than {self.margin:.0%} below it"
             return self._stays(state, inputs, now, None, why)
         since_s = inputs.now_s if state.better_since_s is None else min(state.better_since_s, inputs.now_s)
         waited_s, dwell_s = inputs.now_s - since_s, self._dwell_s(state)
-        why = f"{self._told(better, inputs)}, and a better variant has fitted for {waited_s:.3g} s"
+        why = f"{self._described(better, inputs)}, and a better variant has fitted for {waited_s:.3g} s"
         if waited_s < dwell_s:
             return self._stays(state, inputs, now, since_s, f"{why} of {dwell_s:g} s")
         if len(state.switched_s) >= max(1, self.most_per_minute // 2):
@@ -212,11 +212,11 @@ class Switching:
     def _direction(self, inputs: DecisionInputs, now: FoundVariant, to: FoundVariant) -> Step:
         return "up" if self.objective.prefers(to.variant, now.variant, inputs.factors) else "down"
 
-    def _told(self, found: FoundVariant, inputs: DecisionInputs) -> str:
-        limits, known = inputs.limits, inputs.told.get(found.variant)
+    def _described(self, found: FoundVariant, inputs: DecisionInputs) -> str:
+        limits, known = inputs.limits, inputs.described.get(found.variant)
         keeps = "keeps the limits with" if found.within else "breaks a limit with"
         return (
-            f"{self._name(found)} {keeps} {found.effective_ms:.3g} ms at {quantile_told(limits.quantile)}, "
+            f"{self._name(found)} {keeps} {found.effective_ms:.3g} ms at {quantile_text(limits.quantile)}, "
             f"budget {limits.budget_ms:.3g} ms" + ("" if known is None else f" ({known})")
         )
 

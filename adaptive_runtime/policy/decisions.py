@@ -61,7 +61,7 @@ class DecisionInputs(NamedTuple):
     for_run: bool = False
     late: bool = False
     device: DeviceContext | None = None
-    told: Mapping[int, str] = {}
+    described: Mapping[int, str] = {}
 
 
 class ChoiceState(NamedTuple):

@@ -42,7 +42,7 @@ def deviations(quantile: float) -> float:
     return NormalDist().inv_cdf(quantile)
 
 
-def quantile_told(quantile: float) -> str:
+def quantile_text(quantile: float) -> str:
     """A quantile as text: in three digits, or in as many as are needed to distinguish it from 1."""
     return f"{quantile:.{max(3, ceil(-log10(1 - quantile)))}g}"
 

@@ -158,7 +158,7 @@ class RuledChoice(NamedTuple):
     mu: float | None
     rule: ChoiceRule | None
     weights: CriterionWeights
-    told: str
+    described: str
 
 
 class ByRules:
@@ -182,18 +182,18 @@ class ByRules:
         ruled = self._ruled(state, inputs)
         objective, hysteresis = self._of(ruled.weights)
         known = state
-        if state.rule != ruled.told and state.better_since_s is not None:
+        if state.rule != ruled.described and state.better_since_s is not None:
             known = state._replace(better_since_s=None)
         limits = self._limits(inputs.limits, ruled.rule, state.running, inputs)
         if limits is not inputs.limits:
             inputs = inputs._replace(limits=limits)
         decision = choose(known, inputs, objective, hysteresis)
         after = decision.after
-        if not inputs.for_run and (ruled.holding, ruled.mu, ruled.told) != (after.holding, after.mu, after.rule):
-            after = after._replace(holding=ruled.holding, mu=ruled.mu, rule=ruled.told)
-        why = ruled.told if ruled.mu is None else f"{ruled.told}, mu {ruled.mu:.3g}"
+        if not inputs.for_run and (ruled.holding, ruled.mu, ruled.described) != (after.holding, after.mu, after.rule):
+            after = after._replace(holding=ruled.holding, mu=ruled.mu, rule=ruled.described)
+        why = ruled.described if ruled.mu is None else f"{ruled.described}, mu {ruled.mu:.3g}"
         adapts_weights, reason = ruled.rule is None or ruled.rule.adapts_weights, f"{why}; {decision.reason}"
-        return decision._replace(rule=ruled.told, reason=reason, adapts_weights=adapts_weights, after=after)
+        return decision._replace(rule=ruled.described, reason=reason, adapts_weights=adapts_weights, after=after)
 
     def _ruled(self, state: ChoiceState, inputs: DecisionInputs) -> RuledChoice:
         """The current objective. Before a later run of a request it is the objective of the first run."""
@@ -202,14 +202,14 @@ class ByRules:
         rule = self.rules.first(holding)
         if rule is None:
             return RuledChoice(holding, None, None, ACCURACY_FIRST, NO_RULE)
-        told = f"rule '{rule.text}'" + (" holds" if rule.any_of else "")
+        described = f"rule '{rule.text}'" + (" holds" if rule.any_of else "")
         if not isinstance(rule.counts, BatteryMu):
-            return RuledChoice(holding, None, rule, rule.counts, told)
+            return RuledChoice(holding, None, rule, rule.counts, described)
         mu = state.mu if is_later else None
         if mu is None:
             device = inputs.device or DeviceContext()
             mu = rule.counts.mu(device.battery, device.charging, state.mu)
-        return RuledChoice(holding, mu, rule, CriterionWeights.of_mu(mu), told)
+        return RuledChoice(holding, mu, rule, CriterionWeights.of_mu(mu), described)
 
     def _limits(
         self, limits: ChoiceLimits, rule: ChoiceRule | None, running: int | None, inputs: DecisionInputs

@@ -199,13 +199,13 @@ class PairwisePreferences:
         best = int(ratio_M.argmin())
         place, value, _ = changed[best]
         one, other = self.pairs[place]
-        got = f"{one}:{other} = {told(self.upper[place])} contradicts the other pairs (consistency ratio "
+        got = f"{one}:{other} = {described(self.upper[place])} contradicts the other pairs (consistency ratio "
         got += f"{self.consistency_ratio:.2f})"
-        fits = f"{one}:{other} = {told(value)} would fit best ({ratio_M[best]:.2f})"
+        fits = f"{one}:{other} = {described(value)} would fit best ({ratio_M[best]:.2f})"
         raise AdaptiveError(WHERE_PREFERENCES, got, allowed=f"a ratio up to {MOST_RATIO:g}", next_step=fits)
 
 
-def told(value: float) -> str:
+def described(value: float) -> str:
     """A preference as people write it: 3, or 1/3."""
     return f"1/{1 / value:.3g}" if value < 1 else f"{value:.3g}"
 

@@ -66,7 +66,7 @@ class SubNetPool:
         self._beside = Beside()
 
         self.files = {form: files(form) for form in forms}
-        self.tell, self._told = tell, set[str]()
+        self.tell, self._warned = tell, set[str]()
         self.serving: Callable[[], Collection[PoolPart]] = tuple
         self.placed: Mapping[str, PlacedRuns] = {}
         self._parts: dict[tuple[BundleFormat, str], PoolPart] = {}
@@ -268,8 +268,8 @@ class SubNetPool:
 
     def _tell_excess(self, part: PoolPart, used_mib: float) -> None:
         """Report once per part that the budget was exceeded while it was loaded."""
-        if self.budget_mib is not None and used_mib > self.budget_mib and part.name not in self._told:
-            self._told.add(part.name)
+        if self.budget_mib is not None and used_mib > self.budget_mib and part.name not in self._warned:
+            self._warned.add(part.name)
             self.tell(
                 f"{part.name}: {used_mib:.1f} MiB while it was loaded; the memory budget is {self.budget_mib:g} MiB"
             )

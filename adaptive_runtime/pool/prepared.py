@@ -169,7 +169,7 @@ class PreparedFiles:
             if self.stopped:
                 self._child.kill()
             try:
-                _, told = self._child.communicate(timeout=MOST_S)
+                _, described = self._child.communicate(timeout=MOST_S)
             except subprocess.TimeoutExpired as error:
                 self._child.kill()
                 raise PreparationError(f"preparing it took longer than {MOST_S} s") from error
@@ -177,7 +177,7 @@ class PreparedFiles:
                 self._child.kill()
                 raise
         if self._child.returncode:
-            last = (told.strip().splitlines() or [f"code {self._child.returncode}"])[-1]
+            last = (described.strip().splitlines() or [f"code {self._child.returncode}"])[-1]
             raise PreparationError(f"preparing it failed: {last[:LAST_LINE]}")
 
 

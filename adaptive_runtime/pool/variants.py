@@ -181,10 +181,10 @@ class PlacedRuntime(ChainRuntime, Protocol):
 class PlacedRuns(Protocol):
     """Makes a runtime over several devices for a time limit [ms], or None: no limit, and a number of samples together.
 
-    stand_in_ms: time of a fallback for these samples; the run gives up early enough for it; None: no fallback.
+    fallback_ms: time of a fallback for these samples; the run gives up early enough for it; None: no fallback.
     """
 
-    def __call__(self, within_ms: float | None, samples: int, stand_in_ms: float | None = None) -> PlacedRuntime: ...
+    def __call__(self, within_ms: float | None, samples: int, fallback_ms: float | None = None) -> PlacedRuntime: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

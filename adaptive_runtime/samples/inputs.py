@@ -64,8 +64,8 @@ def packed(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         return next(iter(inputs.values()))
     counts = {name: len(values) if values.ndim else 0 for name, values in inputs.items()}
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
-        raise AdaptiveError("inputs", f"samples of {told}", allowed="as many of each input")
+        described = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+        raise AdaptiveError("inputs", f"samples of {described}", allowed="as many of each input")
     found = np.empty(next(iter(counts.values())), [(name, one.dtype, one.shape[1:]) for name, one in inputs.items()])
     for name, values in inputs.items():
         found[name] = values

@@ -14,10 +14,10 @@ from adaptive_runtime.base.weight_options import WeightsState
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.recent import RecentService, name_of
-from adaptive_runtime.server.served import DevicesTold, LoadTold, ServedModel
+from adaptive_runtime.server.served import DevicesReport, LoadReport, ServedModel
 
 
-def state_told(state: ModelState, recent: RecentService, load: LoadTold, queue: dict[str, int]) -> dict[str, Any]:
+def state_report(state: ModelState, recent: RecentService, load: LoadReport, queue: dict[str, int]) -> dict[str, Any]:
     """The whole current state. Times are ages in seconds, so the clock of the reader does not matter."""
     now_s = time.monotonic()
     answers = [{"age_s": round(now_s - row.at_s, 3), **_without_time(row._asdict())} for row in recent.answers]
@@ -184,23 +184,23 @@ def _of_weights(state: WeightsState) -> Iterator[Metric]:
     yield GaugeMetricFamily(f"{PREFIX}left_out_images", "Images that nobody has looked at.", value=state.left_out)
 
 
-def _of_devices(told: DevicesTold) -> Iterator[Metric]:
+def _of_devices(described: DevicesReport) -> Iterator[Metric]:
     """Metrics of plan and links of a SubNet over several devices."""
     changes = CounterMetricFamily(f"{PREFIX}plan_changes", "Changes of plan.")
-    changes.add_metric([], told.changes)
+    changes.add_metric([], described.changes)
     yield changes
     placed = GaugeMetricFamily(f"{PREFIX}placed_segments", "Segments on a device by the plan.", labels=["device"])
-    for name in dict.fromkeys((HOME, *(one.name for one in told.devices), *told.plan)):
-        placed.add_metric([name], told.plan.count(name))
+    for name in dict.fromkeys((HOME, *(one.name for one in described.devices), *described.plan)):
+        placed.add_metric([name], described.plan.count(name))
     yield placed
     for name, text, values in (
-        ("device_in", "Whether a device is in: 1.", [float(one.state == "in") for one in told.devices]),
-        ("link_up_mbps", "Bandwidth to a device, Mbit/s.", [one.up_mbps for one in told.devices]),
-        ("link_down_mbps", "Bandwidth from a device, Mbit/s.", [one.down_mbps for one in told.devices]),
-        ("link_round_trip_ms", "Round trip to a device, ms.", [one.round_trip_ms for one in told.devices]),
+        ("device_in", "Whether a device is in: 1.", [float(one.state == "in") for one in described.devices]),
+        ("link_up_mbps", "Bandwidth to a device, Mbit/s.", [one.up_mbps for one in described.devices]),
+        ("link_down_mbps", "Bandwidth from a device, Mbit/s.", [one.down_mbps for one in described.devices]),
+        ("link_round_trip_ms", "Round trip to a device, ms.", [one.round_trip_ms for one in described.devices]),
     ):
         family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["device"])
-        for one, value in zip(told.devices, values, strict=True):
+        for one, value in zip(described.devices, values, strict=True):
             if value is not None:
                 family.add_metric([one.name], value)
         yield family

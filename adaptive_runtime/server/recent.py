@@ -91,7 +91,7 @@ MOST_ANSWERS = 300
 MOST_DECISIONS = 50
 
 
-class ToldDecision(Message):
+class LoggedDecision(Message):
     """A change of the serving variant, or of the rule that defines the best one. at_s: monotonic clock.
 
     step: 'switch', 'taken out', 'rule', 'weights: …', or a policy's name for it.
@@ -121,7 +121,7 @@ class RecentService:
         self.started_s = time.monotonic()
         self.outcomes: Counter[str] = Counter()
         self.answers: deque[AnsweredRequest] = deque(maxlen=MOST_ANSWERS)
-        self.decisions: deque[ToldDecision] = deque(maxlen=MOST_DECISIONS)
+        self.decisions: deque[LoggedDecision] = deque(maxlen=MOST_DECISIONS)
         self._serving, self._taken_out = state.serving, set(state.taken_out)
         self._decided: Decision | None = None
         self._weights: WeightEvent | None = None
@@ -181,7 +181,7 @@ class RecentService:
         return dict(zip(("p50", "p95", "p99"), np.percentile(latencies, (50, 95, 99)).tolist(), strict=True))
 
     def _tell(self, step: str, name: str, reason: str) -> None:
-        self.decisions.append(ToldDecision(at_s=time.monotonic(), step=step, name=name, reason=reason))
+        self.decisions.append(LoggedDecision(at_s=time.monotonic(), step=step, name=name, reason=reason))
 
 
 def name_of(variant: Variant) -> str:

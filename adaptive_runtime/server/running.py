@@ -29,7 +29,7 @@ from adaptive_runtime.base.process import run_at
 from adaptive_runtime.base.telemetry import metrics_export
 from adaptive_runtime.server import pages
 from adaptive_runtime.server.answering import BODY_S, AskedAnswer, ModelService, RequestQueue
-from adaptive_runtime.server.metrics import CONTENT_TYPE, state_told
+from adaptive_runtime.server.metrics import CONTENT_TYPE, state_report
 from adaptive_runtime.server.options import ServiceOptions
 from adaptive_runtime.server.pages import PATHS
 from adaptive_runtime.server.protocol import BINARY, LENGTH_HEADER, PackedBody, RequestRefused, read, shown, written
@@ -102,10 +102,10 @@ class ServiceRoutes:
         service, model = self._service, self._model
         state, waiting = service.observe(), service.queue
         queue = {"depth": waiting.depth, "places": waiting.places, "workers": waiting.workers}
-        told = state_told(state, service.recent, model.load.now, queue)
+        described = state_report(state, service.recent, model.load.now, queue)
         if model.devices is not None:
-            told["split"] = model.devices.now.model_dump()
-        return JSONResponse({"name": self._name, "version": self._version, **told})
+            described["split"] = model.devices.now.model_dump()
+        return JSONResponse({"name": self._name, "version": self._version, **described})
 
     def _known(self, request: Request) -> None:
         name, given = request.path_params["name"], request.path_params.get("version", self._version)

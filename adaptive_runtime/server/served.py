@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from adaptive_runtime.model.adapting import Adaptation, AdaptingState
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.server.protocol import InferenceFormat
-from adaptive_runtime.server.recent import ChoiceMemory, ToldDecision
+from adaptive_runtime.server.recent import ChoiceMemory, LoggedDecision
 from adaptive_runtime.state.forecast import Forecast, Forecaster
 from adaptive_runtime.state.sensing import HitRateSource, SensedState, Sensing, device_sensors, load_index
 from profiling_agents.messages import Message
 
 
-class LoadTold(Message):
+class LoadReport(Message):
     """load: index, 0 to 1, of the latest sample; None: unknown.
 
     forecast: of the next seconds; method: that of the first value. slow_down: factor by which the serving variant is slower
@@ -43,7 +43,7 @@ class LoadTold(Message):
     @classmethod
     def of(
         cls, device: SensedState | None, load: float | None, forecast: Forecast | None, slow_down: float | None
-    ) -> "LoadTold":
+    ) -> "LoadReport":
         """From a sample and the forecast after it."""
         found = cls(
             load=load,
@@ -72,10 +72,10 @@ class AdaptedLoad:
         self._adaptation = adaptation
 
     @property
-    def now(self) -> LoadTold:
+    def now(self) -> LoadReport:
         """The load that the next decision can use."""
         state = self._state
-        return LoadTold.of(state.device, state.load, state.forecast, state.slow_down[0])
+        return LoadReport.of(state.device, state.load, state.forecast, state.slow_down[0])
 
     @property
     def device(self) -> SensedState | None:
@@ -96,7 +96,7 @@ class LoadWatch:
     """
 
     def __init__(self, root: Path, every_s: float = 1.0, *, hit_rate: bool = False) -> None:
-        self.now = LoadTold()
+        self.now = LoadReport()
         self._sensing, self._every_s = Sensing(device_sensors(root), hit_rate=hit_rate), every_s
         self._forecaster = Forecaster()
         self._over = threading.Event()
@@ -122,13 +122,13 @@ class LoadWatch:
         while not self._over.wait(self._every_s):
             state = self._sensing.sample()
             load = load_index(state)
-            self.now = LoadTold.of(state, load, self._forecaster.observe(load), None)
+            self.now = LoadReport.of(state, load, self._forecaster.observe(load), None)
 
 
 LoadSource = AdaptedLoad | LoadWatch
 
 
-class DeviceTold(Message):
+class DeviceReport(Message):
     """Another device and its link, as measured. state: in, out, connecting, excluded; reason: of the state. None: unknown.
 
     answered: number of requests of which it has run segments.
@@ -143,7 +143,7 @@ class DeviceTold(Message):
     answered: int
 
 
-class DevicesTold(Message):
+class DevicesReport(Message):
     """A SubNet over several devices at one moment. plan: the device of each segment, for the latest request.
 
     If a bundle serves on the coordinator, the plan is `home` alone. plan_ms, home_ms: current prediction for this plan and for
@@ -159,16 +159,16 @@ class DevicesTold(Message):
     changes: int
     at_home: int
     wrong: int
-    devices: tuple[DeviceTold, ...]
+    devices: tuple[DeviceReport, ...]
 
 
 class DevicesSource(Protocol):
     """now: the current state. news: changes of plan and devices since the last call."""
 
     @property
-    def now(self) -> DevicesTold: ...
+    def now(self) -> DevicesReport: ...
 
-    def news(self) -> tuple[ToldDecision, ...]: ...
+    def news(self) -> tuple[LoggedDecision, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from adaptive_runtime.offload.split import PlanChange, SplitEvent, SplitOptions,
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.options import VERSION_DIGITS, SplitServiceOptions
 from adaptive_runtime.server.protocol import InferenceFormat
-from adaptive_runtime.server.recent import ToldDecision
-from adaptive_runtime.server.served import DevicesTold, DeviceTold, LoadWatch, ServedModel
+from adaptive_runtime.server.recent import LoggedDecision
+from adaptive_runtime.server.served import DeviceReport, DevicesReport, LoadWatch, ServedModel
 
 FORM: BundleFormat = "onnx"
 Row = TypeVar("Row", PlanChange, SplitEvent)
@@ -134,14 +134,14 @@ class PlacedDevices:
         self._latest: dict[str, tuple[PlanChange | None, SplitEvent | None]] = {}
 
     @property
-    def now(self) -> DevicesTold:
+    def now(self) -> DevicesReport:
         """The plan of the serving SubNet, or the coordinator; for devices the joint knowledge of all SubNets."""
         first, serving = next(iter(self._subnets.values())), None if self._serving is None else self._serving()
         shown = first if serving is None else self._subnets.get(serving.digest, first)
         predicted, is_over = shown.predicted, serving is None or serving.placed
         networks = [one.network for one in self._subnets.values()]
         counts = [network.counts for network in networks]
-        return DevicesTold(
+        return DevicesReport(
             plan=predicted.plan.devices if is_over else (HOME,),
             plan_ms=predicted.plan_ms if is_over else None,
             home_ms=predicted.home_ms,
@@ -152,9 +152,9 @@ class PlacedDevices:
             devices=tuple(self._device(name) for name in dict.fromkeys(key for one in networks for key in one.states)),
         )
 
-    def news(self) -> tuple[ToldDecision, ...]:
+    def news(self) -> tuple[LoggedDecision, ...]:
         """Changes of plan, and devices that came or went, in the order of their times."""
-        found = list[ToldDecision]()
+        found = list[LoggedDecision]()
         for digest, one in self._subnets.items():
             change, event = self._latest.get(digest, (None, None))
             changes, events = _after(one.choice.changes, change), _after(deque(one.network.events), event)
@@ -162,20 +162,20 @@ class PlacedDevices:
             whose = "" if self._serving is None else f"SubNet {digest}: "
             for change in changes:
                 reason = f"{whose}{change.reason}"
-                found.append(ToldDecision(at_s=change.time_s, step="plan", name=change.taken.line, reason=reason))
+                found.append(LoggedDecision(at_s=change.time_s, step="plan", name=change.taken.line, reason=reason))
             for event in events:
                 if event.state != "plan":
                     reason = f"for {whose}{event.reason}" if whose else event.reason
-                    found.append(ToldDecision(at_s=event.time_s, step=event.state, name=event.device, reason=reason))
-        return tuple(sorted(found, key=lambda told: told.at_s))
+                    found.append(LoggedDecision(at_s=event.time_s, step=event.state, name=event.device, reason=reason))
+        return tuple(sorted(found, key=lambda described: described.at_s))
 
-    def _device(self, name: str) -> DeviceTold:
+    def _device(self, name: str) -> DeviceReport:
         """State of the device: the first non-'in' state over all SubNets, else 'in'."""
         networks = [one.network for one in self._subnets.values() if name in one.network.states]
         states = [network.states[name] for network in networks]
         state, reason = next((one for one in states if one[0] != "in"), states[0])
         link = next((links[name] for links in (network.links for network in networks) if name in links), None)
-        return DeviceTold(
+        return DeviceReport(
             name=name,
             state=state,
             reason=reason,

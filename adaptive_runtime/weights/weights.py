@@ -47,7 +47,7 @@ class KeptWeights(NamedTuple):
     scales: NormScales | None = None
     aligns: bool = False
 
-    def told(self, source: str) -> str:
+    def described(self, source: str) -> str:
         """The text that goes into the checksum besides the arrays."""
         return f"{source} {self.steps}{' aligned' if self.aligns else ''}"
 
@@ -78,7 +78,7 @@ class AdaptedFiles:
                 learned = NormScales(arrays["scale"], arrays["bias"]) if "scale" in arrays else None
                 aligns = "aligns" in arrays and bool(arrays["aligns"])
                 found = KeptWeights(statistics, int(arrays["steps"]), learned, aligns)
-                told, checksum = str(arrays["source"]), str(arrays["checksum"])
+                described, checksum = str(arrays["source"]), str(arrays["checksum"])
                 of_scales = None if learned is None else str(arrays["scales_checksum"])
         except FileNotFoundError:
             return None
@@ -86,11 +86,11 @@ class AdaptedFiles:
             line = " ".join(str(error).split())
             LOG.warning("'%s' is damaged (%s); the SubNet is as the bundle has it", file, line)
             return None
-        wanted = _checksum(statistics, found.told(told))
+        wanted = _checksum(statistics, found.described(described))
         arrays_F: tuple[Array, ...] = statistics if learned is None else (*statistics, *learned)
         if checksum != wanted or not (learned is None or of_scales == _checksum(learned, wanted)):
             LOG.warning("'%s' is damaged (another checksum); the SubNet is as the bundle has it", file)
-        elif told != source or any(one.shape != (channels,) for one in arrays_F):
+        elif described != source or any(one.shape != (channels,) for one in arrays_F):
             LOG.warning("'%s' belongs to another bundle; the SubNet is as this bundle has it", file)
         elif not statistics.is_finite or not (learned is None or learned.is_finite):
             LOG.warning("'%s' has values that no network can use; the SubNet is as the bundle has it", file)
@@ -101,7 +101,7 @@ class AdaptedFiles:
     def write(self, digest: str, source: str, kept: KeptWeights) -> None:
         """Save the adaptation of a SubNet; a failure is logged in one line."""
         statistics, scales = kept.statistics, kept.scales
-        stream, checksum = io.BytesIO(), _checksum(statistics, kept.told(source))
+        stream, checksum = io.BytesIO(), _checksum(statistics, kept.described(source))
         arrays = {
             "mean": statistics.mean_F,
             "variance": statistics.variance_F,
@@ -130,8 +130,8 @@ class AdaptedFiles:
             LOG.warning("'%s' cannot be removed (%s): a restart finds it", self.file(digest), error.strerror)
 
 
-def _checksum(arrays: Iterable[Array], told: str) -> str:
-    found = hashlib.sha256(told.encode())
+def _checksum(arrays: Iterable[Array], described: str) -> str:
+    found = hashlib.sha256(described.encode())
     for array in arrays:
         found.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return found.hexdigest()

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from flows.cli.words import COMMANDS, FLAGS, command_help, general_help
 from flows.config.validate import nearest
-from tasks.base.earlier import gone
+from tasks.base.earlier import gone, name_now
 from tasks.base.errors import UserError
 from tasks.search.choose import FILE_END, FORMS, Question, RuleKind, WinnerRule, pick
 
@@ -42,9 +42,9 @@ class Arguments:
     package: str | None = None  # the part of the config to show; None: all of it
 
     @property
-    def adapts(self) -> bool:
-        """Whether the command starts from a given SuperNet: `adapt`, or `nightly` with one."""
-        when = COMMANDS[self.command].adapts
+    def retargets(self) -> bool:
+        """Whether the command starts from a given SuperNet: `retarget`, or `nightly` with one."""
+        when = COMMANDS[self.command].retargets
         given = any(text.lstrip("+").startswith("supernet=") for text in self.overrides)
         return when == "always" or (when == "supernet=" and given)
 
@@ -63,14 +63,15 @@ def help_of(argv: Sequence[str]) -> str | None:
     found, words = parser.parse_known_args(argv)
     _check_config_folder(found.config_dir)
     if words and not words[0].startswith("-"):
-        _check_command(words[0])
-        return command_help(words[0], found.config_dir)
+        command = name_now("command", "command", words[0])
+        _check_command(command)
+        return command_help(command, found.config_dir)
     return general_help(found.config_dir)
 
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Arguments of every command except `agent` and `relay`. UserError for an unknown command or flag."""
-    command, rest = argv[0], argv[1:]
+    command, rest = name_now("command", "command", argv[0]), argv[1:]
     _check_command(command)
     found = _parser(command).parse_intermixed_args(_with_a_view_value(rest))
     _check_flags(command, found)

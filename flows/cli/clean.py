@@ -18,7 +18,7 @@ from tasks.base.errors import UserError
 DAY_S = 24 * 3600.0
 KINDS = {
     "unfinished": "stages that killed runs were at",
-    "damaged": "set aside, for people to look at",
+    "damaged": "quarantined, for people to look at",
     "stages": "complete stages",
     "contents": "of files at the URL",
 }

@@ -14,7 +14,7 @@ from adaptive_runtime.base.errors import without_passwords
 from flows.cli.arguments import Arguments
 from flows.cli.terminal import Terminal
 from flows.cli.words import CHOSEN_FOLDER, COMMANDS
-from flows.config import AdaptConfig, FlowConfig, RunStage
+from flows.config import FlowConfig, RetargetConfig, RunStage
 from flows.pipeline.stages import table_of
 from flows.pipeline.stages.forecast import TIMES, Expectation, forecast
 from importing import later_names
@@ -120,10 +120,10 @@ def _call(command: str, config: FlowConfig, dry_run: bool, question: Question | 
         from flows.operations.nightly.night import night_of
 
         return night_of(config)
-    if isinstance(config, AdaptConfig):
-        from flows.pipeline.tailoring import adapt
+    if isinstance(config, RetargetConfig):
+        from flows.pipeline.tailoring import retarget
 
-        return adapt(config, "plan" if dry_run else "report")
+        return retarget(config, "plan" if dry_run else "report")
     until = "plan" if dry_run else COMMANDS[command].until or command
     if question and question.files:
         until = "search"  # the rest concerns the files' SubNets

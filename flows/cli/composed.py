@@ -14,7 +14,7 @@ from tasks.base.errors import UserError
 from tasks.base.schemas.placed import ChosenSubNet
 
 if TYPE_CHECKING:
-    from flows.config import AdaptConfig, RunConfig
+    from flows.config import RetargetConfig, RunConfig
 
 
 def sweep_of(arguments: Arguments) -> list[list[str]]:
@@ -24,7 +24,7 @@ def sweep_of(arguments: Arguments) -> list[list[str]]:
 
 def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
     """The config, limited to the devices that `--device` or files name: devices of the config, or options of the group."""
-    root = "adapt" if arguments.adapts else "config"
+    root = "retarget" if arguments.retargets else "config"
     options = config_groups(arguments.config_folder)["device"]
     config = compose_config(root, overrides, arguments.config_folder)
     if arguments.device is not None:
@@ -45,11 +45,11 @@ def composed(overrides: Sequence[str], arguments: Arguments) -> dict[str, Any]:
     return {**config, "device": {name: config["device"][name] for name in named}}
 
 
-def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | AdaptConfig":
+def validated(config: Mapping[str, Any], arguments: Arguments) -> "RunConfig | RetargetConfig":
     """The validated config of a command that works stages."""
-    from flows.config import AdaptConfig, RunConfig
+    from flows.config import RetargetConfig, RunConfig
 
-    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
+    model: type[RunConfig | RetargetConfig] = RetargetConfig if arguments.retargets else RunConfig
     found = validate(model, config)
     if arguments.to and len(found.device) > 1:
         got = f"{len(found.device)} devices have a chosen SubNet each"

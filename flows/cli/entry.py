@@ -15,7 +15,7 @@ from profiling_agents.lines import chain, printable
 from tasks.base.errors import UserError
 
 if TYPE_CHECKING:
-    from flows.config import AdaptConfig, RunConfig
+    from flows.config import RetargetConfig, RunConfig
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"autotailor {version('autotailor')}")
         return 0
     try:
-        if (told := help_of(words)) is not None:
-            print(told, end="")
+        if (described := help_of(words)) is not None:
+            print(described, end="")
             return 0
         with interruptible():
             return _execute(parse(words))
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("autotailor: interrupted; the same command goes on from here", file=sys.stderr)
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     except (Exception, SystemExit) as error:
-        if (line := _told(error)) is None:
+        if (line := _described(error)) is None:
             raise
         return _refuse(line)
 
 
-def _told(error: BaseException) -> UserError | None:
+def _described(error: BaseException) -> UserError | None:
     """A UserError in one line for errors that may occur anywhere; None for other errors.
 
     These are a full disk or memory, a name that is not UTF-8, code that ends Python, and a slow start of Prefect's own server.
@@ -124,7 +124,7 @@ def _worked(arguments: Arguments) -> Any:
     return result
 
 
-def _complete(arguments: Arguments, config: "RunConfig | AdaptConfig") -> dict[str, Any] | None:
+def _complete(arguments: Arguments, config: "RunConfig | RetargetConfig") -> dict[str, Any] | None:
     """The result of a run with all stages complete, which needs no server; None if something is to be worked."""
     if not COMMANDS[arguments.command].is_found_again or arguments.multirun or arguments.dry_run or arguments.question:
         return None
@@ -146,7 +146,7 @@ def _users_errors() -> tuple[type[Exception], ...]:
     return AdaptiveError, TailorError, AgentError
 
 
-def _write_view(view: Path | bool, config: "RunConfig | AdaptConfig", result: dict[str, Any]) -> str:
+def _write_view(view: Path | bool, config: "RunConfig | RetargetConfig", result: dict[str, Any]) -> str:
     """Write the page of the SuperNet that `compile` made, and return its path."""
     import tasks.report.view
     from flows.pipeline.stages import SUPERNET

@@ -99,7 +99,7 @@ def _endpoint(config: FleetConfig, port: int, token: str | None = None) -> Endpo
     )
 
 
-STATES = ("sound", "odd", "failed", "unknown")
+STATES = ("sound", "outlier", "failed", "unknown")
 
 
 def _profile(registry: Registry, config: FleetConfig, word: str) -> Answer:
@@ -134,7 +134,7 @@ def _show_profile(found: "FleetProfile") -> Answer:
         numbers = (kind.operators, kind.measured, kind.measurements, round(kind.wall_s))
         table.add_row(kind.table, str(len(kind.verdicts)), *counts, *map(str, numbers))
     Terminal().show(table)
-    for one in (one for kind in found.kinds for one in kind.verdicts if one.state in ("odd", "failed")):
+    for one in (one for kind in found.kinds for one in kind.verdicts if one.state in ("outlier", "failed")):
         Terminal().say(f"{one.device}: {one.state}: {one.reason}")
     if found.away:
         Terminal().say(f"{len(found.away)} devices did not answer: see 'autotailor fleet devices'")

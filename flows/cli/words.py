@@ -55,7 +55,7 @@ class Command:
     """The function of a command with its own arguments and help, called with its words."""
     until: str = ""
     """The stage that it works up to; empty: the stage of its name."""
-    adapts: Literal["never", "supernet=", "always"] = "never"
+    retargets: Literal["never", "supernet=", "always"] = "never"
     """When it starts from a given SuperNet; "supernet=": with this option."""
     asks: Literal["", "rule", "pair", "files"] = ""
     """The form of its question to a search."""
@@ -128,7 +128,7 @@ FLEET_ACTIONS = {
     "enrol": "tokens with which count=N devices may enrol, into to=FILE",
     "devices": "all of them: kind, owner, last seen, bundle, the last check",
     "remove DEVICE": "its token counts no more",
-    "profile FOLDER": "one table for devices of one kind, which share its operators and find the odd one out",
+    "profile FOLDER": "one table for devices of one kind, which share its operators and find outliers",
     "add FOLDER": "a bundle, for roll-outs",
     "rollout DIGEST": "give a bundle to 1 % of the devices, then 10 %, then all, or halt",
     "rollouts": "all of them: state, stage, devices reached, the last reason",
@@ -180,7 +180,7 @@ COMMANDS = {
         "operators and SubNets are timed anew on each device. nights.html in the output folder tells what changed since the "
         "night before, what got worse by more than noise, and trends. What regressed is told in one message, and the exit "
         "code is 3; else the night's SuperNet and bundles become the champions of MLflow's model registry. With "
-        "supernet=FOLDER each night adapts that SuperNet to the devices, as adapt does, and trains nothing.",
+        "supernet=FOLDER each night retargets that SuperNet to the devices, as retarget does, and trains nothing.",
         forms=("[OVERRIDE…] [FLAG…]", "supernet=FOLDER [OVERRIDE…] [FLAG…]"),
         flags=("--dry-run", *EVERYWHERE),
         groups=(*_ALL, "nightly", *_RUN),
@@ -190,7 +190,7 @@ COMMANDS = {
             "autotailor nightly supernet=outputs/supernet device=[ncnn] output_dir=outputs/adapted",
         ),
         until="report",
-        adapts="supernet=",
+        retargets="supernet=",
     ),
     "compile": Command(
         summary="make a SuperNet of the network",
@@ -206,7 +206,7 @@ COMMANDS = {
     "finetune": Command(
         summary="… and train it",
         about="Trains the SuperNet, so that all its SubNets are accurate with the weights that they share. What is trained "
-        "is in the line 'folder': adapt takes it, with /supernet.",
+        "is in the line 'folder': retarget takes it, with /supernet.",
         groups=(*_FINETUNE, *_RUN),
         examples=("autotailor finetune +preset=quick finetune.epochs=4",),
     ),
@@ -296,15 +296,15 @@ COMMANDS = {
         groups=(*_ALL, *_RUN),
         examples=("autotailor report +preset=quick report.accuracy_points=1",),
     ),
-    "adapt": Command(
+    "retarget": Command(
         summary="an existing SuperNet to other devices: supernet=FOLDER device=[…]",
         about="Takes a trained SuperNet to other devices: everything from enumerate to the report, and no training. Give "
         "it the data options of the run that made the SuperNet. With --dry-run: what each device knows already, and "
         "how long the rest takes.",
         forms=("supernet=FOLDER [OVERRIDE…] [FLAG…]",),
         groups=(*_ADAPT, "tracking"),
-        examples=("autotailor adapt supernet=outputs/supernet device=[ncnn]",),
-        adapts="always",
+        examples=("autotailor retarget supernet=outputs/supernet device=[ncnn]",),
+        retargets="always",
         plans=True,
         is_found_again=True,
     ),
@@ -417,7 +417,7 @@ COMMANDS = {
     ),
     "clean": Command(
         summary="what is left in an output folder, and room: clean output_dir=FOLDER",
-        about="Tells what killed runs left of unfinished stages, what was set aside as damaged, and, at a URL, contents of "
+        about="Tells what killed runs left of unfinished stages, what was quarantined as damaged, and, at a URL, contents of "
         "files that no stage refers to any more: how many, how large and how old. remove=true removes those that are older "
         "than older_than_days (7), but nothing that another process is at. stages=true counts complete stages, too, that no "
         "run and no latest night refers to. A folder is cleaned while no run is in it, a URL at any time.",

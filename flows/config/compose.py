@@ -19,15 +19,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flows.config.validate import SEE_HELP, config_groups, nearest
-from tasks.base.earlier import gone
+from tasks.base.earlier import config_now, gone, override_now
 from tasks.base.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
-WITH_DEVICES = ("config", "adapt", "deploy")
+WITH_DEVICES = ("config", "retarget", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 NO_CLASSES = "configs never name classes to build; remove it"
 FREE_MAPPINGS = re.compile(
-    r"(model\.options|pretraining\.space|baselines\.files|export\.together|engine\.fixed"
+    r"(model\.options|pretraining\.space|baselines\.files|export\.shared_bundle|engine\.fixed"
     r"|partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(engine|measure|subnet))[.=]"
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # Hydra must not parse *, [ and ]
@@ -36,6 +36,7 @@ Groups = dict[str, list[str]]
 
 def compose_config(root: str, overrides: Sequence[str], config_folder: Path | None = None) -> dict[str, Any]:
     """The resolved mapping of `conf/<root>.yaml` under `overrides`. UserError if Hydra does not accept it."""
+    overrides = [override_now(text) for text in overrides]
     parsed = parse_overrides(overrides)
     for override, text in zip(parsed, overrides, strict=True):
         _check_override(override, text)
@@ -79,7 +80,7 @@ def _compose(root: str, overrides: Sequence[str], search: list[str], groups: Gro
         known = OmegaConf.to_container(compose(root, overrides=search), resolve=False)
         raise _explain(str(error), overrides, known, groups) from error
     assert isinstance(container, dict)
-    config = {str(key): value for key, value in container.items()}
+    config = config_now({str(key): value for key, value in container.items()})
     if root in WITH_DEVICES:
         config = {"device": {}} | config  # Hydra drops the group for device=[]
     refuse_instantiation(config)

@@ -1,7 +1,7 @@
 """A device of a run: its runtime, and the way to its agent.
 
-Devices that are one machine in several runtimes or precisions: `export.together`. SubNets of a bundle over several
-devices: `export.placed`.
+Devices that are one machine in several runtimes or precisions: `export.shared_bundle`. SubNets of a bundle over several
+devices: `export.offload`.
 """
 
 from collections.abc import Mapping
@@ -161,8 +161,8 @@ FIRST = ("onnx", "ncnn")
 def check_together(devices: Mapping[str, DeviceProfile], export: ExportSettings) -> None:
     """ValueError in one line: devices that cannot share a bundle."""
     named: set[str] = set()
-    for first, others in export.together.items():
-        where = f"export.together.{first}"
+    for first, others in export.shared_bundle.items():
+        where = f"export.shared_bundle.{first}"
         for name in (first, *others):
             if name not in devices:
                 raise ValueError(f"{where}: '{name}' is no device; allowed: {', '.join(devices)}")
@@ -199,15 +199,15 @@ def _check_formats(where: str, profiles: Mapping[str, DeviceProfile], export: Ex
 
 def sharing(export: ExportSettings) -> frozenset[str]:
     """The devices that have no bundle of their own: another one's has their formats."""
-    return frozenset(name for others in export.together.values() for name in others)
+    return frozenset(name for others in export.shared_bundle.values() for name in others)
 
 
-WHERE = "export.placed=true"
+WHERE = "export.offload=true"
 
 
 def check_placed(devices: Mapping[str, DeviceProfile], export: ExportSettings, partition: PartitionSettings) -> None:
     """ValueError in one line: the first device of a partition cannot have a bundle with SubNets over the others."""
-    if not export.placed:
+    if not export.offload:
         return
     if not partition.asked:
         raise ValueError(f"{WHERE} without partition.devices; allowed: partition.devices=[HOME,DEVICE…]")
@@ -229,5 +229,5 @@ def check_placed(devices: Mapping[str, DeviceProfile], export: ExportSettings, p
 
 def leveled(export: ExportSettings, partition: PartitionSettings) -> tuple[str, ...]:
     """The devices whose SubNets, exits, formats and placements are one table, in the stage "front"."""
-    placed = partition.devices[:1] if export.placed else ()
-    return tuple(dict.fromkeys((*export.together, *placed)))
+    placed = partition.devices[:1] if export.offload else ()
+    return tuple(dict.fromkeys((*export.shared_bundle, *placed)))

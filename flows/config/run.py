@@ -150,7 +150,7 @@ class CommonConfig(BaseModel):
         if self.export.bundle and alone:
             raise ValueError(
                 f"export.bundle with {alone[0]} in int8: bundles are of fp32 files; allowed: false, or int8 beside fp32 by "
-                "export.together"
+                "export.shared_bundle"
             )
         return self
 
@@ -268,7 +268,7 @@ class NetworkConfig(BaseModel):
         return value.model_copy(update={"gentle": gentle})
 
 
-class AdaptConfig(CommonConfig, GivenConfig):
+class RetargetConfig(CommonConfig, GivenConfig):
     """Adapting an existing SuperNet to devices: enumerate, profile, predict, search, export, report.
 
     Fields of the last base are the first: what a run begins with stands above the rest.
@@ -277,7 +277,7 @@ class AdaptConfig(CommonConfig, GivenConfig):
     @model_validator(mode="after")
     def _nothing_is_trained(self) -> Self:
         if self.baselines.siblings:
-            raise ValueError("baselines.siblings with adapt, which trains nothing; allowed: [], or baselines.files")
+            raise ValueError("baselines.siblings with retarget, which trains nothing; allowed: [], or baselines.files")
         return self
 
     @property
@@ -297,7 +297,7 @@ class StreamConfig(BaseModel):
 
 
 class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
-    """The whole pipeline, from a network to files for every device; the fields as those of `AdaptConfig`."""
+    """The whole pipeline, from a network to files for every device; the fields as those of `RetargetConfig`."""
 
     @model_validator(mode="after")
     def _nodes_have_a_folder_each(self) -> Self:
@@ -322,5 +322,5 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
         return _name_of_run(self.model.name, self.data)
 
 
-FlowConfig = RunConfig | AdaptConfig
+FlowConfig = RunConfig | RetargetConfig
 """The config of either flow."""

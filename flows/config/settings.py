@@ -52,7 +52,7 @@ ASKING = (
     Asking("streams", "stream.in_report", "false", lambda config: config.stream.in_report),
     Asking("adaptable", "export.adaptable", "false", lambda config: config.export.adaptable),
     Asking("blocks", "export.blocks", "false", lambda config: config.export.blocks),
-    Asking("placed", "export.placed", "false", lambda config: config.export.placed),
+    Asking("placed", "export.offload", "false", lambda config: config.export.offload),
     Asking("planned_memory", "export.planned_memory", "false", lambda config: config.export.planned_memory),
     Asking("placement", "partition.devices", "[], and no links", lambda config: config.partition.asked),
     Asking("executorch", "export.formats", "all but executorch", lambda config: "executorch" in config.export.formats),
@@ -248,4 +248,4 @@ def check_pretraining(first: PretrainingConfig, model: ModelSettings, data: Data
 RunStage = Literal[
     "compile", "finetune", "enumerate", "plan", "profile", "predict", "search", "stream", "export", "report"
 ]
-AdaptStage = Literal["enumerate", "plan", "profile", "predict", "search", "export", "report"]
+RetargetStage = Literal["enumerate", "plan", "profile", "predict", "search", "export", "report"]

@@ -11,7 +11,7 @@ import conf
 from tasks.base.earlier import gone
 from tasks.base.errors import UserError
 
-MOST_TOLD = 5
+MOST_NAMED = 5
 SEE_HELP = "see 'autotailor --help'"
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -45,9 +45,9 @@ def validate(model: type[Model], config: Mapping[str, Any]) -> Model:
         return model.model_validate(config)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        told = list(dict.fromkeys(str(_explain(model, dict(fault))) for fault in _different(faults)))
-        first, more = told[0], told[1:MOST_TOLD]
-        left = len(told) - MOST_TOLD
+        described = list(dict.fromkeys(str(_explain(model, dict(fault))) for fault in _different(faults)))
+        first, more = described[0], described[1:MOST_NAMED]
+        left = len(described) - MOST_NAMED
         others = f"; also: {'; also: '.join(more)}" if more else ""
         where, _, got = first.partition(": ")
         raise UserError(where, got + others + (f"; and {left} more" if left > 0 else "")) from error

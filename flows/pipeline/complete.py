@@ -82,8 +82,8 @@ def found_again(table: Sequence[StageSpec], config: FlowConfig) -> dict[str, Any
         known = CompleteRun.read(folder / COMPLETE_FILE)
         address = address_of(config.tracking.uri)
         file = database_of(address.uri)  # MLflow must have the run in a file that still exists
-        is_told = str(address) == known.tracking and file is not None and file.is_file()
-        is_same = known.report == _report_in(folder) and known.code == _code() and is_told
+        is_reported = str(address) == known.tracking and file is not None and file.is_file()
+        is_same = known.report == _report_in(folder) and known.code == _code() and is_reported
     except (UserError, OSError):
         is_same = False
     if not is_same:

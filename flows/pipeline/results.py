@@ -15,18 +15,18 @@ from tasks.measuring.runtime_options.settings import ChosenEngine
 from tasks.report.headline import fastest_within, reference
 
 Schema = TypeVar("Schema", bound=Stored)
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 SECONDS = "seconds"
 """Key of the work's duration [s]: in each result, but not part of its schema."""
 
 
-def of(schema: type[Schema], tell: Callable[[Schema], Told]) -> Callable[[StageResult], Told]:
+def of(schema: type[Schema], tell: Callable[[Schema], Answer]) -> Callable[[StageResult], Answer]:
     """Adapt the function `tell` of a schema to a function of JSON results."""
 
-    def told(result: StageResult) -> Told:
+    def described(result: StageResult) -> Answer:
         return tell(schema.model_validate({name: value for name, value in result.items() if name != SECONDS}))
 
-    return told
+    return described
 
 
 Row = Mapping[str, Any]

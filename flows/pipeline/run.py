@@ -69,7 +69,7 @@ class Output:
     seconds: float
     cached: bool
     mended: tuple[str, ...] = ()
-    """A line for each damaged file that was set aside before."""
+    """A line for each damaged file that was quarantined before."""
 
     @classmethod
     def of(cls, stage: str, folder: StageFolder, *, cached: bool) -> Output:
@@ -200,8 +200,8 @@ class Run(Surroundings):
 
     def _found(self, stage: StageRun, key: str, body: Body, tell: Callable[[Output], None] | None) -> Output:
         """A stage locked by this worker: worked if incomplete, and logged to MLflow if it was not yet."""
-        told = tell is not None and self.tracker.has_told(stage.name, key)
-        folder = self.store.open_stage(stage.name, key, anew=stage.anew and not told)
+        described = tell is not None and self.tracker.has_reported(stage.name, key)
+        folder = self.store.open_stage(stage.name, key, anew=stage.anew and not described)
 
         def say(line: str) -> None:
             self.bars.console.print(f"{stage.name}: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -210,7 +210,7 @@ class Run(Surroundings):
             say(line)
         with self.mirror.turn(folder, say) if self.mirror else nullcontext():
             cached = folder.complete
-            run_id = None if told and cached else self.tracker.start_stage(stage.name, key)
+            run_id = None if described and cached else self.tracker.start_stage(stage.name, key)
             if run_id and not cached:
                 self._work(stage, body, folder, run_id)
         output = Output.of(stage.name, folder, cached=cached)
@@ -218,7 +218,7 @@ class Run(Surroundings):
             self._track(stage, output, run_id)
             if tell:
                 tell(output)
-                self.tracker.set_told(run_id)
+                self.tracker.set_reported(run_id)
         return output
 
     def _work(self, stage: StageRun, body: Body, folder: StageFolder, run_id: str) -> None:

@@ -16,7 +16,7 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 import tailor_ir
-from flows.config import AdaptConfig, AdaptStage, FlowConfig, RunConfig, RunStage, leveled
+from flows.config import FlowConfig, RetargetConfig, RetargetStage, RunConfig, RunStage, leveled
 from flows.pipeline.complete import remember
 from flows.pipeline.pages import plan_rows
 from flows.pipeline.pages.publish import publish_plan, publish_report
@@ -24,7 +24,7 @@ from flows.pipeline.refusals import check_given, check_places
 from flows.pipeline.results import speed_ups
 from flows.pipeline.run import Run
 from flows.pipeline.session import EXPORTING, REPORT, open_run
-from flows.pipeline.stages import ADAPTATION, PIPELINE
+from flows.pipeline.stages import PIPELINE, RETARGETING
 from flows.pipeline.stages.levels import readable_policies
 from flows.pipeline.stages.predictors import plan
 from flows.pipeline.stages.questions import answer
@@ -100,7 +100,7 @@ def _partition(config: FlowConfig, outputs: Outputs) -> PartitionAnswer | None:
 
 def _pretraining(config: FlowConfig, outputs: Outputs) -> PretrainingSources | None:
     """Sources for a run that trains in two stages; None for other runs."""
-    if isinstance(config, AdaptConfig) or config.pretraining.backbone is None:
+    if isinstance(config, RetargetConfig) or config.pretraining.backbone is None:
         return None
     first = config.pretraining
     return PretrainingSources(
@@ -196,6 +196,6 @@ def pipeline(config: RunConfig, until: RunStage = "report", question: Question |
 
 
 @flow(name="autotailor-adapt", flow_run_name="{config.name}", persist_result=False)
-def adapt(config: AdaptConfig, until: AdaptStage = "report") -> dict[str, Any]:
+def retarget(config: RetargetConfig, until: RetargetStage = "report") -> dict[str, Any]:
     """Enumerate, profile, predict, search, export and report for the SuperNet of folder `config.supernet`."""
-    return tailor(ADAPTATION, config, until)
+    return tailor(RETARGETING, config, until)

@@ -59,7 +59,7 @@ class SharedFiles:
         self._objects, self._name, self._folder, self._files, self._names = objects, name, folder, files, names
 
     def fetch(self) -> int:
-        """Download the missing files, and return their number. Files that were set aside here as damaged are skipped."""
+        """Download the missing files, and return their number. Files that were quarantined here as damaged are skipped."""
         files = {part: self._folder / part for part in self._there()}
         missing = {
             part: file

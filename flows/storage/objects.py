@@ -104,21 +104,21 @@ class Objects:
 
     def read(self, name: str) -> bytes | None:
         """The content of an object; None if it does not exist."""
-        with self._told(), suppress(FileNotFoundError):
+        with self._described(), suppress(FileNotFoundError):
             content: bytes = self.system.cat_file(self.path(name))
             return content
         return None
 
     def size(self, name: str) -> int | None:
         """The size of an object [bytes]; None if it does not exist."""
-        with self._told(), suppress(FileNotFoundError):
+        with self._described(), suppress(FileNotFoundError):
             found = self.system.info(self.path(name))
             return int(found["size"]) if found["type"] == "file" else None
         return None
 
     def modified(self, name: str) -> float:
         """Last modification of an object [s since 1970]; 0 if it does not exist."""
-        with self._told(), suppress(FileNotFoundError):
+        with self._described(), suppress(FileNotFoundError):
             return float(self.system.modified(self.path(name)).timestamp())
         return 0.0
 
@@ -128,7 +128,7 @@ class Objects:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The size of each object in a folder and below [bytes], by its name."""
-        with self._told(), suppress(FileNotFoundError):
+        with self._described(), suppress(FileNotFoundError):
             found = self.system.find(self.path(folder), detail=True)
             sizes = {str(path).removeprefix(self._root).lstrip("/"): int(one["size"]) for path, one in found.items()}
             return {name: size for name, size in sizes.items() if not name.rpartition("/")[2].startswith(ARRIVING)}
@@ -136,12 +136,12 @@ class Objects:
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object, replacing an existing one."""
-        with self._told():
+        with self._described():
             self.system.pipe_file(self.path(name), content)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object if none exists. Among any number of machines one succeeds; False for the others."""
-        with self._told():
+        with self._described():
             try:
                 self.system.pipe_file(self.path(name), content, mode="create")
                 return True
@@ -154,19 +154,19 @@ class Objects:
 
     def upload(self, file: Path, name: str) -> None:
         """Upload a file as an object, replacing an existing one."""
-        with self._told():
+        with self._described():
             self.system.put_file(str(file), self.path(name))
 
     def download(self, name: str, file: Path) -> bool:
         """Download an object as a file; False if it does not exist."""
-        with self._told(), suppress(FileNotFoundError):
+        with self._described(), suppress(FileNotFoundError):
             self.system.get_file(self.path(name), str(file))
             return True
         return False
 
     def remove(self, name: str) -> None:
         """Remove an object; a missing one is ignored."""
-        with self._told(), suppress(FileNotFoundError):
+        with self._described(), suppress(FileNotFoundError):
             self.system.rm_file(self.path(name))
 
     def path(self, name: str) -> str:
@@ -178,13 +178,13 @@ class Objects:
         return self
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _described(self) -> Iterator[None]:
         """Raise errors of the storage as a UserError in one line. Missing objects are left to the caller."""
         with self._turn:
             try:
                 yield
             except self._errors as error:
-                raise told(self.url, error) from error
+                raise described(self.url, error) from error
 
 
 _MEMORY = threading.RLock()
@@ -195,15 +195,15 @@ class _Files(Objects):
     """Objects that are files of a file system."""
 
     def write(self, name: str, content: bytes) -> None:
-        with self._told(), self._beside(name, content) as (arriving, path):
+        with self._described(), self._beside(name, content) as (arriving, path):
             self._replace(arriving, path)
 
     def create(self, name: str, content: bytes) -> bool:
-        with self._told(), self._beside(name, content) as (arriving, path):
+        with self._described(), self._beside(name, content) as (arriving, path):
             return self._name(arriving, path)
 
     def upload(self, file: Path, name: str) -> None:
-        with self._told(), self._beside(name) as (arriving, path):
+        with self._described(), self._beside(name) as (arriving, path):
             self.system.put_file(str(file), arriving)
             self._replace(arriving, path)
 
@@ -296,14 +296,14 @@ def open_objects(url: str) -> Objects:
     try:
         system, root = url_to_fs(url, skip_instance_cache=True, **reached.options)
     except errors as error:
-        raise told(url, error) from error
+        raise described(url, error) from error
     return KINDS.get(scheme, Objects)(url, system, root, reached.errors)
 
 
-def told(url: str, error: Exception) -> UserError:
+def described(url: str, error: Exception) -> UserError:
     """A storage error in one line, with the next step."""
-    told_by = OSError(error.strerror) if isinstance(error, OSError) and error.strerror else error
-    code, text = _code(error), shortened(told_by) or type(error).__name__
+    cause = OSError(error.strerror) if isinstance(error, OSError) and error.strerror else error
+    code, text = _code(error), shortened(cause) or type(error).__name__
     next_step = "is it reachable from here? The same command goes on from where this one ends"
     if isinstance(error, FileNotFoundError) or code == "NoSuchBucket":
         text, next_step = (

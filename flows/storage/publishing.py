@@ -52,7 +52,7 @@ class DamagedObjectError(UserError):
 
 
 def fetch(objects: Objects, name: str, folder: Path, arriving: Path) -> bool:
-    """Download a folder, replacing a local one. False: it is not at the URL, or was damaged and set aside there.
+    """Download a folder, replacing a local one. False: it is not at the URL, or was damaged and quarantined there.
 
     arriving: a folder for incomplete files, on the same disk. Files that are intact in either folder are not downloaded again.
     If another folder replaces it meanwhile, that one is downloaded.
@@ -107,7 +107,7 @@ def record_of(objects: Objects, name: str, content: bytes) -> FolderRecord:
     try:
         record = FolderRecord.model_validate_json(content)
     except ValidationError as error:
-        got, hint = f"the record of {name} cannot be read", "the next run that needs this folder sets it aside"
+        got, hint = f"the record of {name} cannot be read", "the next run that needs this folder quarantines it"
         raise DamagedObjectError(f"storage '{objects.url}'", got, next_step=hint) from error
     if record.version != FORMAT:
         got = f"{name} has version {record.version}; this version of autotailor reads {FORMAT}"

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from profiling_agents import messages
-from profiling_agents.backends.own_names import ModelError, ModelMemoryError, OwnNames
+from profiling_agents.backends.sanitized_names import ModelError, ModelMemoryError, SanitizedNames
 from profiling_agents.sensing.machine import Runs
 
 OUT_OF_MEMORY = (
@@ -86,7 +86,7 @@ class Model(ABC):
     elsewhere = False
     runtime: str
 
-    def __init__(self, job: messages.JobMessage, types: Mapping[str, np.dtype], names: OwnNames) -> None:
+    def __init__(self, job: messages.JobMessage, types: Mapping[str, np.dtype], names: SanitizedNames) -> None:
         """job: with our names. types: of the inputs by their names in the job."""
         self._job, self._types, self._names = job, types, names
 

@@ -20,7 +20,7 @@ from flatbuffers import number_types
 from flatbuffers.table import Table
 
 from profiling_agents.backends import base
-from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.sanitized_names import SanitizedNames
 from profiling_agents.messages import AgentError, JobMessage, LayerTiming
 from profiling_agents.sensing.machine import Runs
 
@@ -196,7 +196,7 @@ class ExecuTorchModel(base.Model):
                 f"inputs: ExecuTorch's type {foreign[0]}; allowed: {', '.join(map(str, TYPES.values()))}"
             )
         types = [TYPES[one.dtype()] for one in found]
-        super().__init__(job, dict(zip(job.input_names, types, strict=True)), OwnNames())
+        super().__init__(job, dict(zip(job.input_names, types, strict=True)), SanitizedNames())
         self._feeds: tuple[torch.Tensor, ...] = ()
 
     def _repeater(self, inputs: Sequence[np.ndarray]) -> Callable[[int], None]:

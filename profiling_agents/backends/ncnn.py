@@ -18,7 +18,7 @@ import numpy as np
 
 from profiling_agents import messages
 from profiling_agents.backends import base
-from profiling_agents.backends.own_names import OwnNames, renamed_file, without_batch
+from profiling_agents.backends.sanitized_names import SanitizedNames, renamed_file, without_batch
 from profiling_agents.sensing.machine import Runs
 
 OPTIONS: Mapping[messages.Precision, tuple[str, ...]] = {
@@ -153,7 +153,7 @@ class NcnnBackend(base.Backend):
 
     def load(self, files: Sequence[Path], job: messages.JobMessage) -> base.Model:
         """Load param and bin files; ModelError when ncnn refuses one, or for a batch above 1."""
-        shapes, names = without_batch(job, "ncnn", MAX_AXES), OwnNames()
+        shapes, names = without_batch(job, "ncnn", MAX_AXES), SanitizedNames()
         with names.restored_errors(), renamed_file(files[0], names) as param:
             own_job = names.job(job, "blob", None, names.known("blob"))
             model = NcnnModel(own_job, shapes, names, job.engine.applied(self.settings, self.engine_options))
@@ -170,7 +170,7 @@ class NcnnModel(base.Model):
         self,
         job: messages.JobMessage,
         shapes: Sequence[messages.Shape],
-        names: OwnNames,
+        names: SanitizedNames,
         settings: messages.RuntimeSettings,
     ) -> None:
         """shapes: of the inputs, without the batch."""

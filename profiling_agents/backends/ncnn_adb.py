@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from profiling_agents.backends.base import Backend, Model, ModelError, RuntimeOptions
-from profiling_agents.backends.own_names import OwnNames, renamed_file, without_batch
+from profiling_agents.backends.sanitized_names import SanitizedNames, renamed_file, without_batch
 from profiling_agents.messages import AgentError, JobMessage, LayerTiming, Shape
 from profiling_agents.sensing.machine import Runs
 
@@ -155,7 +155,7 @@ class NcnnAdbBackend(Backend):
 
     def load(self, files: Sequence[Path], job: JobMessage) -> Model:
         """Copy the param file, with our own names in it, to the device; the weights are not needed there."""
-        shapes, names = without_batch(job, "benchncnn", MAX_AXES), OwnNames()
+        shapes, names = without_batch(job, "benchncnn", MAX_AXES), SanitizedNames()
         remote = f"{files[0].name}.param"
         with renamed_file(files[0], names) as local:
             run(self._phone.push(local, f"{MODELS}/{remote}"))
@@ -180,7 +180,7 @@ class NcnnAdbModel(Model):
     runtime = "benchncnn"
 
     def __init__(
-        self, job: JobMessage, names: OwnNames, phone: Phone, param: str, shapes: Sequence[Shape], threads: int
+        self, job: JobMessage, names: SanitizedNames, phone: Phone, param: str, shapes: Sequence[Shape], threads: int
     ) -> None:
         super().__init__(job, dict.fromkeys(job.input_names, np.dtype(np.float32)), names)
         self._phone = phone

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from profiling_agents.backends.own_names import ModelError, NameKind, OwnNames, word
+from profiling_agents.backends.sanitized_names import ModelError, NameKind, SanitizedNames, word
 from profiling_agents.messages import TENSOR_TYPES, JobMessage
 
 RENAMED: dict[str, NameKind] = {
@@ -57,7 +57,7 @@ DROPPED = (
 GRAPH_NAME = "graph"  # runtimes refuse a graph without a name
 
 
-def with_own_names(model: onnx.ModelProto, names: OwnNames) -> onnx.ModelProto:
+def with_sanitized_names(model: onnx.ModelProto, names: SanitizedNames) -> onnx.ModelProto:
     """The model itself, changed in place; `names` keeps the foreign names.
 
     ModelError for an operator type, an attribute or a domain that is not a plain word.
@@ -105,7 +105,7 @@ def _present(message: Message, field: FieldDescriptor) -> Iterable[Message]:
     return [value] if message.HasField(field.name) else []
 
 
-def _rewrite(message: Message, field: FieldDescriptor, names: OwnNames) -> None:
+def _rewrite(message: Message, field: FieldDescriptor, names: SanitizedNames) -> None:
     """Replace, check or clear one text field."""
     rule: Callable[[str], str]
     if field.full_name in RENAMED:
@@ -122,7 +122,7 @@ def _rewrite(message: Message, field: FieldDescriptor, names: OwnNames) -> None:
         setattr(message, field.name, rule(value))
 
 
-def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:
+def read_onnx(content: bytes, names: SanitizedNames) -> onnx.ModelProto:
     """The model with our names; `names` keeps the foreign names. ModelError: no ONNX model, or external tensors."""
     try:
         model = onnx.load_model_from_string(content)
@@ -131,10 +131,10 @@ def read_onnx(content: bytes, names: OwnNames) -> onnx.ModelProto:
     tensors = (one for one in every_message(model) if isinstance(one, onnx.TensorProto))
     if any(one.data_location == onnx.TensorProto.EXTERNAL or len(one.external_data) > 0 for one in tensors):
         raise ModelError("the model keeps tensors in external data; save it as one file")
-    return with_own_names(model, names)
+    return with_sanitized_names(model, names)
 
 
-def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessage:
+def job_of(job: JobMessage, model: onnx.ModelProto, names: SanitizedNames) -> JobMessage:
     """The job with our names for the inputs and outputs of a model from `read_onnx`. ModelError for unknown names."""
     weights = {tensor.name for tensor in model.graph.initializer}
     weights |= {tensor.values.name for tensor in model.graph.sparse_initializer}
@@ -143,9 +143,9 @@ def job_of(job: JobMessage, model: onnx.ModelProto, names: OwnNames) -> JobMessa
 
 
 @contextmanager
-def opened(file: Path, job: JobMessage) -> Iterator[tuple[onnx.ModelProto, JobMessage, OwnNames]]:
+def opened(file: Path, job: JobMessage) -> Iterator[tuple[onnx.ModelProto, JobMessage, SanitizedNames]]:
     """The model of a file and its job, both with our names. ModelErrors of the block carry the foreign names."""
-    names = OwnNames()
+    names = SanitizedNames()
     with names.restored_errors():
         model = read_onnx(file.read_bytes(), names)
         yield model, job_of(job, model, names), names

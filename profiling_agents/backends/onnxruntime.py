@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from profiling_agents import messages
 from profiling_agents.backends import base
 from profiling_agents.backends.onnx_files import opened
-from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.sanitized_names import SanitizedNames
 from profiling_agents.sensing.machine import Runs
 
 TYPES = {
@@ -183,7 +183,7 @@ class OnnxModel(base.Model):
         self,
         job: messages.JobMessage,
         open_session: Callable[..., onnxruntime.InferenceSession],
-        names: OwnNames,
+        names: SanitizedNames,
         *,
         on_cpu: bool,
     ) -> None:

@@ -28,7 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from profiling_agents.backends import base
 from profiling_agents.backends.onnx_files import input_types, opened
-from profiling_agents.backends.own_names import OWN, OwnNames
+from profiling_agents.backends.sanitized_names import OWN, SanitizedNames
 from profiling_agents.messages import AgentError, EngineOption, JobMessage, LayerTiming, Precision, RuntimeSettings
 from profiling_agents.sensing.machine import Runs
 
@@ -297,7 +297,7 @@ class OpenVinoModel(base.Model):
         self,
         job: JobMessage,
         types: Mapping[str, np.dtype],
-        names: OwnNames,
+        names: SanitizedNames,
         compiled: Callable[..., openvino.CompiledModel],
     ) -> None:
         super().__init__(job, types, names)

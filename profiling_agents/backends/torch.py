@@ -17,7 +17,7 @@ import torch
 
 from profiling_agents.backends import base
 from profiling_agents.backends.onnx_files import input_types, opened, with_filled_tensors
-from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.sanitized_names import SanitizedNames
 from profiling_agents.messages import AgentError, EngineOption, JobMessage, LayerTiming, RuntimeSettings
 from profiling_agents.sensing.machine import Runs
 
@@ -93,7 +93,7 @@ class TorchModel(base.Model):
         self,
         job: JobMessage,
         types: Mapping[str, np.dtype],
-        names: OwnNames,
+        names: SanitizedNames,
         module: torch.nn.Module,
         outputs: Sequence[str],
         device: torch.device,

@@ -208,7 +208,7 @@ def serve_requests(
     while (request := _receive(sys.stdin.buffer, settings.max_payload_bytes)) is not None:
         allow_cpu(settings.limits.cpu_s)
         header, payload = request
-        reply, content = faults_told(partial(answer, backend, kind.model_validate_json(header), payload))
+        reply, content = with_faults(partial(answer, backend, kind.model_validate_json(header), payload))
         _send(replies, reply, content)
     return 0
 
@@ -226,7 +226,7 @@ def _send(stream: BinaryIO, reply: messages.ChildReply, payload: bytes = b"") ->
     stream.flush()
 
 
-def faults_told(answer: Callable[[], tuple[messages.ChildReply, bytes]]) -> tuple[messages.ChildReply, bytes]:
+def with_faults(answer: Callable[[], tuple[messages.ChildReply, bytes]]) -> tuple[messages.ChildReply, bytes]:
     """The answer; every fault of a model becomes the reason of a failed reply."""
     try:
         return answer()

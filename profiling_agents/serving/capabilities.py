@@ -68,7 +68,7 @@ def sandbox_plan(options: ServerOptions, models: Path) -> PlannedSandbox | None:
     return PlannedSandbox(folder=models, user=user, readable=readable, accelerator=accelerator)
 
 
-def told(options: ServerOptions, sandbox: Sandbox) -> Sandbox:
+def described(options: ServerOptions, sandbox: Sandbox) -> Sandbox:
     """The sandbox for clients, including parts that were not planned; prints a line on stderr for each missing part."""
     if options.backend in ELSEWHERE:
         return sandbox

@@ -25,7 +25,7 @@ from profiling_agents.execution.settings import WorkerSettings
 from profiling_agents.network.endpoint import Endpoint, host_and_port
 from profiling_agents.network.guard import HEAD_LIMIT_S, MAX_CONNECTIONS, Places, RequestRefused
 from profiling_agents.network.server import wait_for_stdin
-from profiling_agents.serving.capabilities import ServerOptions, fingerprint, told
+from profiling_agents.serving.capabilities import ServerOptions, described, fingerprint
 from profiling_agents.serving.giving import AwaitedValues, GivingValues, NotGivenError
 from profiling_agents.serving.store import ModelFiles
 from profiling_agents.serving.subnets import SegmentsFailedError, SegmentsRun, ServedSubNets
@@ -282,7 +282,7 @@ async def serve_segments(
     giving = GivingValues(options.allowed_peers, options.ca_file)
     try:
         runtime, sandbox = await subnets.start()
-        told(options, sandbox)
+        described(options, sandbox)
         welcome = messages.Welcome(
             protocol=messages.STREAM_PROTOCOL,
             backend=runtime.backend,

@@ -29,7 +29,7 @@ from profiling_agents.network.endpoint import Endpoint, address, bound, check_bi
 from profiling_agents.network.guard import MAX_CONNECTIONS, GuardRules
 from profiling_agents.network.server import http_server, private_folder, serve_with
 from profiling_agents.sensing.machine import Claim, claim, pinned_frequency
-from profiling_agents.serving.capabilities import ServerOptions, capabilities, sandbox_plan, told
+from profiling_agents.serving.capabilities import ServerOptions, capabilities, described, sandbox_plan
 from profiling_agents.serving.relay import PULL_S, REQUEST_HEADER, WAIT_HEADER, WORKING_HEADER, body_caps
 from profiling_agents.serving.segments import model_files, serve_segments
 from profiling_agents.serving.service import Agent, create_app
@@ -222,7 +222,7 @@ async def _serve(
     runner = Runner(settings, folder)
     try:
         runtime, sandbox = await runner.start()
-        found = capabilities(options, claimed, runtime, told(options, sandbox))
+        found = capabilities(options, claimed, runtime, described(options, sandbox))
         agent = Agent(found, runner, model_files(options, settings, folder), options.cores_root)
         rules = GuardRules(body_bytes=body_caps(options.max_model_mib))
         server = http_server(options.network, create_app(agent), token, rules)

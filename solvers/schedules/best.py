@@ -74,7 +74,7 @@ class _Network:
 def least_live(load: Workload, start: Done, end: Done) -> Done:
     """Among all closed sets between `start` and `end`, the one with the least bytes alive; the smallest of equal ones."""
     between = end & ~start
-    unlimited = 1 + sum(load.bytes_[buffer] for buffer in load.maker)
+    unlimited = 1 + sum(load.bytes_[buffer] for buffer in load.producer)
     network = _Network()
 
     def vertex(step: int) -> Vertex:
@@ -85,12 +85,12 @@ def least_live(load: Workload, start: Done, end: Done) -> Done:
     for step in bits(between):
         for earlier in bits(load.before[step] & between):
             network.add(step, earlier, unlimited)  # a step implies the steps before it
-    for buffer, maker in load.maker.items():
+    for buffer, producer in load.producer.items():
         # other buffers are the same for every set between start and end
-        if not (load.users[buffer] & between) or vertex(maker) == SINK:
+        if not (load.users[buffer] & between) or vertex(producer) == SINK:
             continue
         ended = ("ended", buffer)
-        network.add(vertex(maker), ended, load.bytes_[buffer])
+        network.add(vertex(producer), ended, load.bytes_[buffer])
         for user in bits(load.users[buffer]):
             network.add(ended, vertex(user), unlimited)
         if buffer in load.kept:

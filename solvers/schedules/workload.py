@@ -67,18 +67,18 @@ class Workload:
         self.descendants = _transposed(self.ancestors)
         callers = {buffer for value, buffer in enumerate(buffer_of) if value not in writer}
         self.users = [0] * len(bytes_)  # the steps that write to a buffer or read from it
-        self.maker: dict[int, int] = {}  # buffer -> the first step that writes to it
+        self.producer: dict[int, int] = {}  # buffer -> the first step that writes to it
         self._touched: list[tuple[int, ...]] = []
         self._made: list[tuple[int, ...]] = []
         for at, step in enumerate(steps):
             written = dict.fromkeys(buffer_of[value] for value in step.writes)
             made = tuple(b for b in written if not self.users[b] and b not in callers)
-            self.maker.update((buffer, at) for buffer in made)
+            self.producer.update((buffer, at) for buffer in made)
             touched = {buffer_of[value] for value in (*step.reads, *step.writes)}
             for buffer in touched:
                 self.users[buffer] |= 1 << at
             self._made.append(made)
-            self._touched.append(tuple(sorted(b for b in touched if b in self.maker)))
+            self._touched.append(tuple(sorted(b for b in touched if b in self.producer)))
         self._grown = [sum(self.bytes_[buffer] for buffer in made) for made in self._made]
         self._in_place = [self._takes_over(step, made, buffer_of) for step, made in zip(steps, self._made, strict=True)]
 
@@ -87,7 +87,7 @@ class Workload:
             return ()
         read = [buffer_of[value] for value in step.reads]
         wanted = [buffer_of[value] for value in step.in_place]
-        found = tuple(b for b in wanted if b in self.maker and b not in self.kept and read.count(b) == 1)
+        found = tuple(b for b in wanted if b in self.producer and b not in self.kept and read.count(b) == 1)
         assert all(self.bytes_[buffer] == self.bytes_[made[0]] for buffer in found), "memory of another size"
         return found
 
@@ -117,7 +117,7 @@ class Workload:
 
     def live(self, done: Done) -> int:
         """Bytes alive after some steps."""
-        made = (buffer for buffer, step in self.maker.items() if done >> step & 1)
+        made = (buffer for buffer, step in self.producer.items() if done >> step & 1)
         return sum(self.bytes_[buffer] for buffer in made if not self._freed(buffer, done))
 
     def peak(self, order: Iterable[int], done: Done = 0) -> int:
@@ -134,8 +134,8 @@ class Workload:
         needed = self.descendants[step] | 1 << step
         held = sum(
             self.bytes_[buffer]
-            for buffer, maker in self.maker.items()
-            if self.ancestors[step] >> maker & 1 and (self.users[buffer] & needed or buffer in self.kept)
+            for buffer, producer in self.producer.items()
+            if self.ancestors[step] >> producer & 1 and (self.users[buffer] & needed or buffer in self.kept)
         )
         free = [buffer for buffer in self._in_place[step] if not self.users[buffer] & self.descendants[step]]
         return held + self._grown[step] - (self.bytes_[free[0]] if free else 0)

@@ -302,13 +302,13 @@ def fit_alternatives(
     if not places:
         return ()
 
-    def told(batches: Sequence[GivenInputs]) -> Iterator[GivenInputs]:
+    def described(batches: Sequence[GivenInputs]) -> Iterator[GivenInputs]:
         for x in batches:
             yield x
             advance()
 
     count = sum(len(x) if isinstance(x, torch.Tensor) else len(x[0]) for x in images)
-    moments = _moments(elastic, branches, places, told(images), count, rng)
+    moments = _moments(elastic, branches, places, described(images), count, rng)
     for _, own in groupby(places, key=lambda place: place.branch.variable):
         layers: dict[str, ReplacedLayer] = {}
         for place in own:
@@ -316,10 +316,10 @@ def fit_alternatives(
             place.kind.write(sketch, place.number)
             _store(elastic, {**sketch.parameters, **sketch.statistics})
     del moments, layers
-    _store(elastic, branches.observe(told(images)))
-    _fit_last_layers(elastic, branches, told(images), count, rng)
-    _store(elastic, branches.observe(told(images)))
-    return _errors(elastic, branches, told(held_out)) if held_out else ()
+    _store(elastic, branches.observe(described(images)))
+    _fit_last_layers(elastic, branches, described(images), count, rng)
+    _store(elastic, branches.observe(described(images)))
+    return _errors(elastic, branches, described(held_out)) if held_out else ()
 
 
 def _places(elastic: Elastic, branches: Branches) -> Iterator[_Place]:

@@ -139,16 +139,16 @@ def fit_exits(
     if not branches.branches:
         return ()
 
-    def told(batches: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def described(batches: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         for x in batches:
             yield x
             advance()
 
     with elastic.evaluated():
-        for name, statistic in branches.observe(told(images)).items():
+        for name, statistic in branches.observe(described(images)).items():
             elastic.tensor(name).copy_(statistic)
-        _fit_linear_layers(elastic, branches, told(images))
-        return _agreements(branches, told(held_out))
+        _fit_linear_layers(elastic, branches, described(images))
+        return _agreements(branches, described(held_out))
 
 
 def _fit_linear_layers(elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor]) -> None:

@@ -57,8 +57,8 @@ def ordered(drafts: Drafts) -> list[OpenStep]:
         elif id(draft) not in seen:
             seen.add(id(draft))
             stack.append((draft, True))
-            makers = {id(d): d for name in _read_by(drafts, draft) if (d := drafts.by_output.get(name)) is not None}
-            stack += [(maker, False) for maker in sorted(makers.values(), key=lambda d: d.position)]
+            producers = {id(d): d for name in _read_by(drafts, draft) if (d := drafts.by_output.get(name)) is not None}
+            stack += [(producer, False) for producer in sorted(producers.values(), key=lambda d: d.position)]
     return ordered
 
 
@@ -144,8 +144,8 @@ def scales_product(drafts: Drafts, node: Node, inputs: Sequence[str]) -> bool:
     if node.op not in ("Mul", "Div") or len(inputs) != 1:
         return False
     numbers = all(prod(drafts.graph.shapes[name]) == 1 for name in node.inputs if name not in drafts.data)
-    maker, users = drafts.makers.get(inputs[0]), drafts.consumers.get(node.outputs[0], ())
-    after = maker is not None and maker.op == "MatMul" and len(drafts.consumers[inputs[0]]) == 1
+    producer, users = drafts.producers.get(inputs[0]), drafts.consumers.get(node.outputs[0], ())
+    after = producer is not None and producer.op == "MatMul" and len(drafts.consumers[inputs[0]]) == 1
     return numbers and (after or (bool(users) and all(user.op == "MatMul" for user in users)))
 
 

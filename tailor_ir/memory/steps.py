@@ -97,7 +97,7 @@ class Drafts:
     sizes_of: Callable[[Axis], frozenset[int]]
     rules: Rules
     data: frozenset[str] = field(init=False)
-    makers: Mapping[str, Node] = field(init=False)
+    producers: Mapping[str, Node] = field(init=False)
     consumers: Mapping[str, Sequence[Node]] = field(init=False)
     steps: list[OpenStep] = field(default_factory=list)
     by_output: dict[str, OpenStep] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Drafts:
 
     def __post_init__(self) -> None:
         self.data, self.consumers = _computed(self.graph), self.graph.consumers()
-        self.makers = self.graph.producers()
+        self.producers = self.graph.producers()
         self.layouts = dict.fromkeys(self.graph.inputs, "plain")
 
     def enter(self, draft: OpenStep, layout: Layout) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tailor_ir.errors import MixedSamples
-from tailor_ir.reading.folding import cleaned, has_fixed_shape, is_laid_aside
+from tailor_ir.reading.folding import cleaned, has_fixed_shape, is_detached
 
 OTHER_BATCH = 5  # batch size of the second trace
 # input positions of numbers that are settings, not values: their dependence on the batch follows later from the axes
@@ -132,10 +132,10 @@ def follow_fixed_batch(graph: gs.Graph, samples: int) -> None:
     """Rewrite look-ups in a flattened value (`as_strided`) of a file with a fixed batch as look-ups within each sample."""
     writer = _Writer(graph, samples, samples)
     for node in [node for node in graph.nodes if node.op == "Gather"]:
-        maker = node.inputs[0].inputs[0] if len(node.inputs[0].inputs) == 1 else None
-        if maker is None or maker.op not in ("Flatten", "Reshape") or not has_fixed_shape(maker.inputs[0]):
+        producer = node.inputs[0].inputs[0] if len(node.inputs[0].inputs) == 1 else None
+        if producer is None or producer.op not in ("Flatten", "Reshape") or not has_fixed_shape(producer.inputs[0]):
             continue
-        if list(maker.inputs[0].shape[:1]) == [samples]:
+        if list(producer.inputs[0].shape[:1]) == [samples]:
             writer.gathers_by_sample(_Pair(node, node))
     _clean(graph)
 
@@ -266,7 +266,7 @@ class _Writer:
         plain = row.ndim == value.ndim
         if plain and self._stretches(pair, position, place):
             node.inputs[position] = stored
-        elif plain and node.op == "Gather" and position == 1 and is_laid_aside(node.inputs[0], self.graph):
+        elif plain and node.op == "Gather" and position == 1 and is_detached(node.inputs[0], self.graph):
             self._look_up_once(node, stored, place)
         else:
             whole = [*row.shape[:place], self.samples, *row.shape[place + 1 :]]
@@ -292,8 +292,8 @@ class _Writer:
                         shape = (*value.shape[:axis], 1, *value.shape[axis + 1 :])
                         return (row.reshape(shape), axis) if count == 1 else (row, axis + inner)
         raise MixedSamples(
-            f"{pair.where}: its numbers follow the batch ({_told(value)} for {self.samples} samples, {_told(other)} for "
-            f"{self.others}); allowed: the same for each sample; write it for batches of any size"
+            f"{pair.where}: its numbers follow the batch ({_described(value)} for {self.samples} samples, "
+            f"{_described(other)} for {self.others}); allowed: the same for each sample; write it for batches of any size"
         )
 
     def _stretches(self, pair: _Pair, position: int, axis: int) -> bool:
@@ -384,16 +384,16 @@ class _Writer:
             row = inside[0][:1]
             same = all(np.array_equal(one, np.broadcast_to(row, one.shape)) for one in inside)
             return row if same and (row >= 0).all() and (row < length).all() else None
-        makers = [tensor.inputs[0] if len(tensor.inputs) == 1 else None for tensor in (positions, others)]
-        if any(maker is None or maker.op != "Add" for maker in makers):
+        producers = [tensor.inputs[0] if len(tensor.inputs) == 1 else None for tensor in (positions, others)]
+        if any(producer is None or producer.op != "Add" for producer in producers):
             return None
         for index in (0, 1):
-            counts = [maker.inputs[index] for maker in makers if maker is not None]
+            counts = [producer.inputs[index] for producer in producers if producer is not None]
             if all(
                 isinstance(c, gs.Constant) and np.array_equal(c.values, _counted(number, length, c.values.ndim))
                 for c, number in zip(counts, (self.samples, self.others), strict=True)
             ):
-                inside = makers[0].inputs[1 - index]  # type: ignore[union-attr]
+                inside = producers[0].inputs[1 - index]  # type: ignore[union-attr]
                 return inside if list(inside.shape or ()) == list(positions.shape) else None
         return None
 
@@ -420,5 +420,5 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other, equal_nan=bool(np.issubdtype(one.dtype, np.inexact)))
 
 
-def _told(value: np.ndarray) -> str:
+def _described(value: np.ndarray) -> str:
     return str(value.tolist()) if value.size <= 6 else "×".join(map(str, value.shape))

@@ -194,8 +194,10 @@ def layouts_of(model: onnx.ModelProto, examples: Mapping[str, torch.Tensor]) -> 
     for first in (True, False):
         found |= dict.fromkeys(way for way in ways if (0 in way[0]) == first and {*way[0]} != {NO_BATCH})
     if not found:
-        told = ", ".join(f"'{name}' {each}" for name, each in sizes.items()) or "none"
-        raise ImportFailed(f"network: inputs {told}; allowed: inputs whose first axis is the same batch; export it so")
+        described = ", ".join(f"'{name}' {each}" for name, each in sizes.items()) or "none"
+        raise ImportFailed(
+            f"network: inputs {described}; allowed: inputs whose first axis is the same batch; export it so"
+        )
     layouts: list[InputLayout] = []
     refused: list[ImportFailed] = []
     for axes, samples in islice(found, MOST_LAYOUTS):

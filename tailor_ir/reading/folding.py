@@ -28,7 +28,7 @@ SHAPE_KEEPING = frozenset(
 )  # ONNX functions that shape inference does not expand
 
 
-def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
+def detach_weights(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]:
     """Replace weights by tensors without values, because folding never needs the values. Returns the values by name."""
     values = {}
     within = [tensor for part in graph.subgraphs(recursive=True) for tensor in part.tensors().values()]
@@ -41,8 +41,8 @@ def lay_aside(graph: gs.Graph, weights: frozenset[str]) -> dict[str, np.ndarray]
     return values
 
 
-def is_laid_aside(tensor: gs.Tensor, graph: gs.Graph) -> bool:
-    """Whether a tensor is a weight laid aside: not computed, no constant, and no input of the network."""
+def is_detached(tensor: gs.Tensor, graph: gs.Graph) -> bool:
+    """Whether a tensor is a weight detached: not computed, no constant, and no input of the network."""
     return isinstance(tensor, gs.Variable) and not tensor.inputs and all(tensor is not given for given in graph.inputs)
 
 
@@ -80,10 +80,10 @@ def cleaned(graph: gs.Graph) -> gs.Graph:
     graph.cleanup(remove_unused_graph_inputs=False)
     levels: dict[int, int] = {}  # a node is one level above its highest operand
     for node in graph.nodes:
-        makers = [id(maker) for operand in node.inputs for maker in operand.inputs]
-        if not levels.keys() >= set(makers) or any(True for _ in node.subgraphs()):
+        producers = [id(producer) for operand in node.inputs for producer in operand.inputs]
+        if not levels.keys() >= set(producers) or any(True for _ in node.subgraphs()):
             return graph.toposort()  # the library finds the order of unsorted graphs, in 20 times the time
-        levels[id(node)] = 1 + max((levels[maker] for maker in makers), default=-1)
+        levels[id(node)] = 1 + max((levels[producer] for producer in producers), default=-1)
     graph.nodes[:] = sorted(graph.nodes, key=lambda node: levels[id(node)])
     return graph
 

@@ -22,10 +22,10 @@ from tailor_ir.reading.files import InputLayout, layouts_of, leaves_batch_open, 
 from tailor_ir.reading.folding import (
     cleaned,
     constants_to_tensors,
+    detach_weights,
     fold,
     has_fixed_shape,
-    is_laid_aside,
-    lay_aside,
+    is_detached,
     restore,
 )
 from tailor_ir.reading.normal_forms import (
@@ -62,7 +62,7 @@ def reorder_blocks(graph: gs.Graph) -> None:
         if None in pieces or len(sources) != 1 or not has_fixed_shape(node.outputs[0]):
             continue
         source = pieces[0][0]  # type: ignore[index]
-        if not is_laid_aside(source, graph):
+        if not is_detached(source, graph):
             continue
         ranges = [piece[1:] for piece in pieces if piece is not None]
         size = source.shape[0]
@@ -353,11 +353,11 @@ def _folded(
         constants_to_tensors(surgeon)
         weights |= weights_in_constants(surgeon)
         weights |= unshare_vectors(surgeon, weights)
-    values = lay_aside(surgeon, weights)
+    values = detach_weights(surgeon, weights)
     surgeon = fold(surgeon, layout.samples)
     if state is None and (computed := weights_in_constants(surgeon)):
         weights |= computed | unshare_vectors(surgeon, computed)
-        values |= lay_aside(surgeon, weights)
+        values |= detach_weights(surgeon, weights)
     drop_default_states(surgeon)
     _refuse_control_flow(surgeon)
     return surgeon, weights, values

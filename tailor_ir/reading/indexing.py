@@ -269,18 +269,18 @@ def _samples_axis(x: gs.Tensor) -> int:
     """The sample axis: the first axis, unless a Transpose or Reshape moved it."""
     if not x.inputs:
         return 0
-    maker = x.inputs[0]
-    source = next((i for i in maker.inputs if isinstance(i, gs.Variable)), None)
+    producer = x.inputs[0]
+    source = next((i for i in producer.inputs if isinstance(i, gs.Variable)), None)
     if source is None or not is_known(source) or not is_known(x):
         return 0
-    if maker.op == "Transpose":
-        order = maker.attrs.get("perm", range(len(x.shape))[::-1])
+    if producer.op == "Transpose":
+        order = producer.attrs.get("perm", range(len(x.shape))[::-1])
         return list(order).index(_samples_axis(source))
-    if maker.op == "Reshape":
+    if producer.op == "Reshape":
         place = _samples_axis(source)
         size, before = source.shape[place], prod(source.shape[:place])
         return next((i for i, n in enumerate(x.shape) if n == size and prod(x.shape[:i]) == before), 0)
-    return _samples_axis(source) if maker.op in KEEPING_AXES and len(source.shape) == len(x.shape) else 0
+    return _samples_axis(source) if producer.op in KEEPING_AXES and len(source.shape) == len(x.shape) else 0
 
 
 def _flattened(
@@ -368,15 +368,20 @@ def _read_by_sample(graph: gs.Graph, node: gs.Node) -> bool:
 
 def _beside_counts(positions: gs.Tensor, data: gs.Tensor) -> gs.Tensor | None:
     """Positions that are concatenated with sample indices to pairs (B, …, 2); None for other positions."""
-    maker = positions.inputs[0] if positions.inputs else None
-    if maker is None or maker.op != "Concat" or len(maker.inputs) != 2 or not all(map(is_known, (*maker.inputs, data))):
+    producer = positions.inputs[0] if positions.inputs else None
+    if (
+        producer is None
+        or producer.op != "Concat"
+        or len(producer.inputs) != 2
+        or not all(map(is_known, (*producer.inputs, data)))
+    ):
         return None
-    counts, places = maker.inputs
+    counts, places = producer.inputs
     rank = len(places.shape)
     if (
         rank < 2
         or places.shape[-1] != 1
-        or maker.attrs["axis"] % rank != rank - 1
+        or producer.attrs["axis"] % rank != rank - 1
         or not isinstance(counts, gs.Constant)
     ):
         return None

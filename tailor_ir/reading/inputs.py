@@ -155,8 +155,8 @@ def examples_of_file(model: onnx.ModelProto, example: object) -> dict[str, torch
     names = [one.name for one in model.graph.input if one.name not in stored]
     named = given if isinstance(given, Mapping) else dict(zip(names, given, strict=False))
     if len(named) != len(given) or set(named) != set(names):
-        told = ", ".join(given) if isinstance(given, Mapping) else str(len(given))
-        raise ImportFailed(f"network: examples of {told}; allowed: one of each input ({', '.join(names)})")
+        described = ", ".join(given) if isinstance(given, Mapping) else str(len(given))
+        raise ImportFailed(f"network: examples of {described}; allowed: one of each input ({', '.join(names)})")
     return dict(named)
 
 

@@ -94,8 +94,8 @@ def _propose_shared(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
     labels = labels_of(draft) if shared else {}
     found: dict[str, list[int]] = {}
     for group in sorted(shared):
-        makers = [labels[name] for name in draft.regions.carriers[group] if name in labels]
-        found.setdefault(min(makers)[1], []).append(group)
+        producers = [labels[name] for name in draft.regions.carriers[group] if name in labels]
+        found.setdefault(min(producers)[1], []).append(group)
     for label, groups in found.items():
         name = f"{label}.{HEADS.name}"
         asked = draft.selectors.choices(name)

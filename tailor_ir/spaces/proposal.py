@@ -133,11 +133,11 @@ def few_subnets(structure: Structure, spec: SpaceSpec | None) -> tuple[str, ...]
     values = structure.graph.data_values() & axis_map.frozen.keys()
     kept = Counter(reason for name in values for reason in axis_map.frozen[name] if reason not in UNSAID)
     shared = any(block.kind == "Layer" for stage in structure.regions.stages for block in stage.blocks)
-    told = [
+    described = [
         axis_map.resolution_frozen,
         SHARED_WIDTH if shared else "",
         *(reason for reason, _ in kept.most_common(MOST_REASONS)),
     ]
-    why = "; ".join(dict.fromkeys(filter(None, told))) or "no axis is free"
+    why = "; ".join(dict.fromkeys(filter(None, described))) or "no axis is free"
     count = f"{structure.space.distinct} SubNets" if structure.space.variables else "one SubNet, the network itself"
     return (f"the space has {count} ({why}); net.space.dropped says which choices came to nothing",)

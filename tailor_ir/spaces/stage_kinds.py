@@ -48,9 +48,9 @@ def _of_branches(draft: Draft, blocks: Sequence[NamedBlock]) -> None:
     labels = labels_of(draft)
     found: dict[tuple[str, bool], list[int]] = {}
     for group in everything.hidden:
-        makers = [labels[name] for name in draft.regions.carriers[group] if name in labels]
-        if group not in draft.widths and group not in inside and makers:
-            found.setdefault((min(makers)[1], _grows(draft, group)), []).append(group)
+        producers = [labels[name] for name in draft.regions.carriers[group] if name in labels]
+        if group not in draft.widths and group not in inside and producers:
+            found.setdefault((min(producers)[1], _grows(draft, group)), []).append(group)
     taken = {variable.name for variable in draft.variables}
     for (label, grows), groups in found.items():
         kind = GROWTH if grows else WIDTH

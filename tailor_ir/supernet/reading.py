@@ -260,8 +260,8 @@ def _read_file(given: onnx.ModelProto, example: GivenExample | None) -> Iterator
                 yield replace(network, other_batch=_mixes_samples(failures))
         if read:
             return
-        told = Counter(map(str, failures)).most_common(1)[0][0]  # most frequent, then of the likeliest layout
-        raise next(failure for failure in failures if str(failure) == told)
+        described = Counter(map(str, failures)).most_common(1)[0][0]  # most frequent, then of the likeliest layout
+        raise next(failure for failure in failures if str(failure) == described)
 
 
 def _read_layout(model: onnx.ModelProto, layout: InputLayout) -> tuple[Graph, Tensors]:

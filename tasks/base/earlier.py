@@ -4,12 +4,14 @@ Both cases are one line for the user.
 """
 
 import sys
+from collections.abc import Mapping
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tasks.base.errors import UserError
 
-EarlierKind = Literal["command", "option", "network"]
+EarlierKind = Literal["command", "option", "choice", "kind", "network"]
+"""A choice is a group's option: data=NAME. A kind is one of data."""
 
 
 class EarlierName(NamedTuple):
@@ -27,11 +29,17 @@ EARLIER_NAMES = (
         EarlierName("command", name, "0.17", advice=f"docs/operations.md#{page} says how it is done without it")
         for name, page in {"backup": "backups", "restore": "the-way-back", "health": "health"}.items()
     ),
+    EarlierName("command", "adapt", "0.18", now="retarget"),
+    EarlierName("option", "export.placed", "0.18", now="export.offload"),
+    EarlierName("option", "export.together", "0.18", now="export.shared_bundle"),
+    EarlierName("choice", "data=seen_and_felt", "0.18", now="data=image_and_motion"),
+    EarlierName("choice", "preset=seen_and_felt", "0.18", now="preset=image_and_motion"),
+    EarlierName("kind", "seen_and_felt", "0.18", now="image_and_motion"),
     EarlierName(
         "option",
         "search.placement",
         "0.18",
-        advice="a bundle with SubNets over devices is made by export.bundle=true export.placed=true "
+        advice="a bundle with SubNets over devices is made by export.bundle=true export.offload=true "
         "partition.devices=[HOME,DEVICE]",
     ),
     EarlierName(
@@ -69,3 +77,30 @@ def name_now(kind: EarlierKind, option: str, name: str) -> str:
             print(line, file=sys.stderr)
             return one.now
     return name
+
+
+def override_now(text: str) -> str:
+    """An override of the command line with the names of this version."""
+    key, sign, value = text.partition("=")
+    bare = key.lstrip("+~")
+    choice = name_now("choice", "option", f"{bare}={value}")
+    if choice != f"{bare}={value}":
+        return key.removesuffix(bare) + choice
+    path = bare.split(".")
+    for end in range(len(path), 0, -1):
+        name = ".".join(path[:end])
+        if (now := name_now("option", "option", name)) != name:
+            return key.removesuffix(bare) + ".".join([now, *path[end:]]) + sign + value
+    return text
+
+
+def config_now(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, as files of users may have it, with the options' names of this version. Both names: the new one counts."""
+    found = dict(config)
+    for one in EARLIER_NAMES:
+        group, _, key = one.name.partition(".")
+        options = found.get(group)
+        if one.kind == "option" and one.now and isinstance(options, Mapping) and key in options:
+            now = name_now("option", "option", one.name).removeprefix(f"{group}.")
+            found[group] = {now: options[key], **{name: value for name, value in options.items() if name != key}}
+    return found

@@ -134,8 +134,10 @@ class BoxedPictures(Source):
             for reason, places in left_out.items()
         )
         if unused := [name for name in declared if name not in names]:
-            told = f"data: {len(unused)} of {len(declared)} classes have no box and are left out ({first_of(unused)})"
-            self.notes += (told,)
+            described = (
+                f"data: {len(unused)} of {len(declared)} classes have no box and are left out ({first_of(unused)})"
+            )
+            self.notes += (described,)
         self._images = images
         self._rows = [_rows(image, self.class_names) for image in images]
         self.labels = rarest_classes([rows[:, 0].astype(np.int64) for rows in self._rows], len(self.class_names))

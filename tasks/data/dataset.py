@@ -270,7 +270,7 @@ class DataDescription(Stored):
         """Accept version 1, which did not state how images are brought to `resolution`."""
         return {**content, "version": 2} if content.get("version") == 1 else content
 
-    def told(self) -> dict[str, str]:
+    def described(self) -> dict[str, str]:
         """Values in words of the properties in `differing`."""
         inputs = [name if one is None else f"{name} ({one.line})" for name, one in (self.inputs or {}).items()]
         return {
@@ -355,7 +355,7 @@ def check_same(dataset: Dataset, supernet: Path) -> None:
     known, given = remembered(supernet), describe(dataset)
     differing = [] if known is None else known.differing(given)
     if known is not None and differing:
-        own, others = known.told(), given.told()
+        own, others = known.described(), given.described()
         raise UserError(
             f"data '{given.title}'",
             ", ".join(others[name] for name in differing),

@@ -136,13 +136,13 @@ class Decoder:
         return self.batch([(f"'{file}'", partial(Image.open, file)) for file in files], draws)
 
     def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:
-        told, open_image = content
+        described, open_image = content
         try:
             with open_image() as opened:
                 image = opened.convert(self._mode)
         except UNDECODED as error:
             raise UserError(
-                f"image {told}", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
+                f"image {described}", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
             ) from error
         top, left, height, width = (
             self._plain_box(image.height, image.width)

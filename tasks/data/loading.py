@@ -7,18 +7,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from importing import later_names
-from tasks.data.dataset import Dataset, Split
 from tasks.data.settings import DataSettings
 from tasks.data.source import Source, Splits, check_labels
 
 if TYPE_CHECKING:
     from tasks.data.boxes import coco, voc
+    from tasks.data.dataset import Dataset, Split
     from tasks.data.drawn.digits import Digits, NoisyDigits
     from tasks.data.drawn.glyphs import GlyphPairs, Glyphs, GlyphScenes
     from tasks.data.folders import Folder, Published
+    from tasks.data.image_and_motion import ImageAndMotion
     from tasks.data.pairs import MaskedPictures, PairedPictures
     from tasks.data.parquet import Parquet
-    from tasks.data.seen_and_felt import SeenAndFelt
     from tasks.data.signals import SeriesWindows, SynthesisedMotion, SynthesisedSounds, WavFolder
     from tasks.data.tables import TableSamples
     from tasks.data.texts import labelled_lines, sentences, tagged_lines, tagged_sentences
@@ -38,7 +38,7 @@ SOURCES: Mapping[str, Callable[[DataSettings], Source]] = MappingProxyType(
         "motion": SynthesisedMotion,
         "texts": sentences,
         "tagged_texts": tagged_sentences,
-        "seen_and_felt": SeenAndFelt,
+        "image_and_motion": ImageAndMotion,
         "imagefolder": Folder,
         "wavfolder": WavFolder,
         "series": SeriesWindows,

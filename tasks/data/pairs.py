@@ -301,8 +301,8 @@ class MaskedPictures(Source):
                 got = f"no pixel of {len(missing)} of {len(self.class_names)} classes in train: {first_of(missing)}"
                 raise UserError(f"data '{settings.path}'", got, next_step="add images with each class")
             if missing:
-                told = f"data: {split} has no pixel of {first_of(missing)}, and is judged by the other classes"
-                self.notes += (told,)
+                described = f"data: {split} has no pixel of {first_of(missing)}, and is judged by the other classes"
+                self.notes += (described,)
         return splits
 
     def _scaled(self, index: int) -> NDArray[np.uint8]:

@@ -76,8 +76,8 @@ class _Form(ABC):
     def require(self, ability: str, where: str, next_step: str) -> None:
         """UserError if samples lack an ability that a stage needs. where: the option or stage that asks for it."""
         if reason := self.lacks.get(ability):
-            told = self.called if isinstance(self, SampleForm) else "several inputs"
-            raise UserError(where, f"{told} cannot do it yet: {reason}", next_step=next_step)
+            described = self.called if isinstance(self, SampleForm) else "several inputs"
+            raise UserError(where, f"{described} cannot do it yet: {reason}", next_step=next_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class SeveralInputs(_Form):
     @property
     def line(self) -> str:
         """The shapes, for messages."""
-        return _told({name: one.shape for name, one in self.inputs.items()})
+        return _described({name: one.shape for name, one in self.inputs.items()})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ class SeveralInputs(_Form):
         """As `SampleForm.fault`; names and order count, too."""
         own = {name: shape[1:] for name, shape in shapes.items()}
         same = list(own.items()) == [(name, one.shape) for name, one in self.inputs.items()]
-        return None if same else _told(own)
+        return None if same else _described(own)
 
     def advice(self, taken: Mapping[str, Sequence[int | None]], made: str) -> str:
         """As `SampleForm.advice`, for the sizes of each input that a network takes."""
@@ -272,5 +272,5 @@ def _sizes(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def _told(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _described(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {_sizes(shape)}" for name, shape in shapes.items())

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from adaptive_runtime.samples.inputs import MOST_WORDS
 from tasks.base.artifacts import OutsideKey
+from tasks.base.earlier import name_now
 from tasks.data.problems.restoration import MOST_UPSCALE, SUPER_RESOLUTION
 
 CorruptionName = Literal[
@@ -88,7 +89,7 @@ KINDS = {
     "tagged_texts": Kind(32, "tagging", images=9000),
     "jsonl": Kind(64, has_files=True),
     "tagged_jsonl": Kind(64, "tagging", has_files=True),
-    "seen_and_felt": Kind(48, images=6000),
+    "image_and_motion": Kind(48, images=6000),
     "table": Kind(224, has_files=True),
 }
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ UPSCALED = ("small_glyphs", "pairs")
 """Kinds whose targets are images that may be larger than the images."""
 SOUNDED = ("sounds", "wavfolder")
 """Kinds of sounds; their images are grey spectrograms."""
-CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "seen_and_felt": 2.56, "table": 1.0}
+CLIPS_S = {"sounds": 1.0, "wavfolder": 1.0, "motion": 5.12, "series": 5.12, "image_and_motion": 2.56, "table": 1.0}
 """Length of a signal [s], for kinds whose images are spectrograms, or that have a signal beside an image."""
 IN_LINES = ("jsonl", "tagged_jsonl")
 """Kinds of texts in files of JSON lines."""
@@ -121,7 +122,7 @@ WRITTEN = ("texts", "jsonl", "tagged_texts", "tagged_jsonl")
 """Kinds of texts, which networks take as numbers of words."""
 WORDED = (*WRITTEN, "table")
 """Kinds that have texts, or may have texts beside other inputs."""
-SEVERAL = ("seen_and_felt", "table")
+SEVERAL = ("image_and_motion", "table")
 """Kinds whose samples have, or may have, several inputs."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class per image."""
@@ -188,11 +189,11 @@ class DataSettings(BaseModel):
     """Number of drawn images, or synthesised signals, in all splits together (kinds without files)."""
     classes: int | None = Field(default=None, ge=2)
     """Number of characters or kinds of signals, the first ones; null: all, or 10 of 33 (glyph_scenes and glyph_boxes), or 4
-    (seen_and_felt).
+    (image_and_motion).
     """
     clip_s: float | None = Field(default_factory=_by_kind(lambda kind: CLIPS_S.get(kind or "")), gt=0.05, le=3600)
-    """Length of the signal in an image, in seconds (kinds sounds, wavfolder, motion and series), or beside it (seen_and_felt,
-    and sounds of kind table).
+    """Length of the signal in an image, in seconds (kinds sounds, wavfolder, motion and series), or beside it
+    (image_and_motion, and sounds of kind table).
     """
     vocabulary: VocabularySettings | None = Field(
         default_factory=_by_kind(lambda kind: VocabularySettings() if kind in WORDED else None)
@@ -228,6 +229,11 @@ class DataSettings(BaseModel):
     augment: bool = True
     workers: Annotated[int, OutsideKey("how fast images come, not which")] = Field(default=2, ge=1, le=64)
     """Threads that decode or draw images."""
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _take_an_earlier_name(cls, kind: Any) -> Any:
+        return name_now("kind", "data.kind", kind) if isinstance(kind, str) else kind
 
     @model_validator(mode="after")
     def _check(self) -> "DataSettings":
@@ -277,9 +283,9 @@ class DataSettings(BaseModel):
         if self.inputs is None or self.has_one_image:
             return
         if len(self.inputs) < 2 or not {"image", "sound"} & set(self.inputs.values()):
-            told = ", ".join(f"{name}: {value}" for name, value in self.inputs.items()) or "none"
+            described = ", ".join(f"{name}: {value}" for name, value in self.inputs.items()) or "none"
             allowed = "one image, or two or more inputs, of which one is an image or a sound"
-            raise ValueError(f"data.inputs={{{told}}}; allowed: {allowed}")
+            raise ValueError(f"data.inputs={{{described}}}; allowed: {allowed}")
 
     def _check_targets(self) -> None:
         """ValueError for targets, or a metric, that do not fit the kind."""
@@ -287,9 +293,9 @@ class DataSettings(BaseModel):
             if self.kind != "table":
                 raise ValueError(f"data.targets is for data.kind=table, not {self.kind}")
             if len(self.targets) < 2 or len(set(self.targets)) < len(self.targets):
-                told = ", ".join(self.targets) or "none"
+                described = ", ".join(self.targets) or "none"
                 raise ValueError(
-                    f"data.targets=[{told}]; allowed: two or more, each once; null: the column label alone"
+                    f"data.targets=[{described}]; allowed: two or more, each once; null: the column label alone"
                 )
         if self.metric not in (allowed := METRICS[self._problem]):
             several = " and several data.targets" if self.targets else ""

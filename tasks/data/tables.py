@@ -26,7 +26,7 @@ from tasks.data.images import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.sounds import WavClips
 from tasks.data.source import Inputs, OtherInput, Source, Splits, check_labels, files_of_splits, named_file, numbered
-from tasks.data.texts import augmented, text_preparation, told_longer, vocabulary_of
+from tasks.data.texts import augmented, longer_texts, text_preparation, vocabulary_of
 
 LABEL = "label"
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -65,8 +65,8 @@ class TableSamples(Source):
         self._clips: dict[str, WavClips] = {}
         for name in (name for name, wanted in self._inputs.items() if wanted == "sound"):
             rows_R = range(len(self._places))
-            files_R, told_R = [self._path(name, row) for row in rows_R], [self._told(name, row) for row in rows_R]
-            self._clips[name] = WavClips(settings, files_R, told_R)
+            files_R, texts_R = [self._path(name, row) for row in rows_R], [self._described(name, row) for row in rows_R]
+            self._clips[name] = WavClips(settings, files_R, texts_R)
         names = tables[0].labels
         found = {name: _classes(np.concatenate([table.labels[name] for table in tables])) for name in names}
         self.classes = {name: classes for name, (classes, _) in found.items()}
@@ -108,7 +108,7 @@ class TableSamples(Source):
         if texts := {name: self._columns[name].tolist() for name, wanted in self._inputs.items() if wanted == "text"}:
             vocabulary = vocabulary_of([own[row] for own in texts.values() for row in train], self._settings)
             self._tokens = {name: vocabulary.tokens(own, length) for name, own in texts.items()}
-            self.notes = told_longer(list(chain(*texts.values())), length)
+            self.notes = longer_texts(list(chain(*texts.values())), length)
         found: dict[str, OtherInput | None] = {}
         for name, wanted in self._inputs.items():
             if wanted == "image":
@@ -137,7 +137,9 @@ class TableSamples(Source):
 
     def _input(self, name: str, wanted: TableInput, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
         if wanted == "image":
-            contents = [(self._told(name, index), partial(Image.open, self._path(name, index))) for index in indices]
+            contents = [
+                (self._described(name, index), partial(Image.open, self._path(name, index))) for index in indices
+            ]
             return self._decoder.batch(contents, draws)
         if wanted == "sound":
             return self._clips[name].images(indices, draws)
@@ -148,7 +150,7 @@ class TableSamples(Source):
     def _path(self, name: str, index: int) -> Path:
         return self._places[index][0].parent / str(self._columns[name][index])
 
-    def _told(self, name: str, index: int) -> str:
+    def _described(self, name: str, index: int) -> str:
         """A file with its place, for messages."""
         table, row = self._places[index]
         return f"'{self._path(name, index)}' of row {row + 1} of '{table}'"

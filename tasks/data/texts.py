@@ -143,7 +143,7 @@ class TextSource(Source):
         self.vocabulary = vocabulary_of([self.texts[index] for index in splits["train"]], settings)
         self.scaling = UNSCALED._replace(vocabulary=self.vocabulary)
         self._tokens_NT = self.vocabulary.tokens(self.texts, self._length)
-        self.notes = told_longer(self.texts, self._length)
+        self.notes = longer_texts(self.texts, self._length)
         return splits
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> torch.Tensor:
@@ -160,7 +160,7 @@ def augmented(x_BT: Tokens, draws_BD: np.ndarray | None) -> torch.Tensor:
     return torch.from_numpy(x_BT)
 
 
-def told_longer(texts: Sequence[str], length: int) -> tuple[str, ...]:
+def longer_texts(texts: Sequence[str], length: int) -> tuple[str, ...]:
     """A line on the share of texts with more words, which are cut; () if none has more."""
     longer = float(np.mean([len(words_of(text)) > length for text in texts]))
     return (f"data: {longer:.1%} of the texts have more than {length} words and are cut",) if longer else ()

@@ -57,7 +57,7 @@ def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Itera
 
 
 def _draw_spectrograms(
-    data: EvaluationData, plain_BCHW: torch.Tensor, told: Sequence[torch.Tensor], file: Path
+    data: EvaluationData, plain_BCHW: torch.Tensor, described: Sequence[torch.Tensor], file: Path
 ) -> None:
     """Draw a spectrogram for each signal. told: the classes of all signals, and the answers of the largest and smallest
     SubNet.
@@ -69,7 +69,7 @@ def _draw_spectrograms(
     edges = (0.0, spectrogram.samples / spectrogram.sampling_rate_hz, 0.0, float(spectrogram.bands))
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots(2, MOST_IMAGES // 2, sharex=True, sharey=True, squeeze=False)
-    for axis, image_CHW, labels in zip(axes.flat, plain_BCHW, zip(*told, strict=True), strict=False):
+    for axis, image_CHW, labels in zip(axes.flat, plain_BCHW, zip(*described, strict=True), strict=False):
         axis.imshow(image_CHW[0].numpy(), origin="lower", aspect="auto", extent=edges, cmap="magma")
         wanted, largest, smallest = (names[int(label)] for label in labels)
         axis.set_title(f"{wanted}\nlargest: {largest}, smallest: {smallest}", fontsize=9)

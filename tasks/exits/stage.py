@@ -199,7 +199,7 @@ class PolicyBench:
         try:
             times = self.times(config)
         except UserError as error:
-            return self._kept(SubnetPolicy(digest=digest, config=config, exits=(), reason=self._told(error)))
+            return self._kept(SubnetPolicy(digest=digest, config=config, exits=(), reason=self._described(error)))
         held_out = answers_of(self.net, upto, self.held_out, self.progress, f"{short}: exits, held-out images")
         test = answers_of(self.net, upto, self.test, self.progress, f"{short}: exits, test images")
         plain = SubnetPolicy(digest=digest, config=config, exits=_rows(names, times, held_out, test))
@@ -207,10 +207,10 @@ class PolicyBench:
             images = HeldOut(logits_NEK=held_out[0], labels_N=held_out[1], latency_ms_E=times.latency_ms_E, names=names)
             found = calibrate(images, self.settings.promise, np.random.default_rng(self.settings.seed))
         except UserError as error:
-            return self._kept(plain.model_copy(update={"reason": self._told(error)}))
+            return self._kept(plain.model_copy(update={"reason": self._described(error)}))
         return self._kept(self._tested(plain, found, times, test))
 
-    def _told(self, error: UserError) -> str:
+    def _described(self, error: UserError) -> str:
         self.progress.say(f"{self.device.target.name}: {error}; no thresholds")
         return str(error)
 

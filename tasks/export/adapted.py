@@ -28,7 +28,7 @@ class AdaptedWinner:
     subnet: AdaptiveSubnet
     tensors: Statistics
     aligning: Statistics
-    told: AdaptedTensors
+    described: AdaptedTensors
 
     def accuracies(self, net: SuperNet, data: Mapping[str, EvaluationData]) -> dict[str, Accuracy]:
         """Accuracies of its answers, by split."""
@@ -104,5 +104,7 @@ def _adapted(file: SideFile, net: SuperNet, config: Config, images: EvaluationDa
     aligning, deviations = {}, None
     if (alignment := subnet.alignment) is not None:
         aligning, deviations = alignment.tensors(), alignment.deviations.item()
-    told = AdaptedTensors(sha256=file.sha256, steps=file.facts.steps, tensors=len(state), input_deviations=deviations)
-    return AdaptedWinner(config=config, subnet=subnet, tensors=tensors, aligning=aligning, told=told)
+    described = AdaptedTensors(
+        sha256=file.sha256, steps=file.facts.steps, tensors=len(state), input_deviations=deviations
+    )
+    return AdaptedWinner(config=config, subnet=subnet, tensors=tensors, aligning=aligning, described=described)

@@ -204,21 +204,21 @@ def _facts(card: exports.Card) -> list[tuple[str, str]]:
     ]
 
 
-def _own_tensors(told: exports.AdaptedTensors | None) -> str:
+def _own_tensors(described: exports.AdaptedTensors | None) -> str:
     """A sentence on tensors that are not shared weights: BatchNorm statistics and, if any, adapted tensors."""
     statistics = "BatchNorm statistics are the SubNet's own."
-    if told is None:
+    if described is None:
         return statistics
     aligned = ""
-    if told.input_deviations is not None:
+    if described.input_deviations is not None:
         aligned = (
             " Files bring mean, contrast and details of each image back to what is usual "
-            f"(`input_deviations` {told.input_deviations:g}), so applications need not; latencies include it."
+            f"(`input_deviations` {described.input_deviations:g}), so applications need not; latencies include it."
         )
     return (
-        f"{statistics} The SubNet has adapted: {told.tensors} of its tensors are those of the side file with sha256 "
-        f"`{told.sha256}`, after {told.steps} batches.{aligned} Accuracies are those of the adapted SubNet, predictions those "
-        "of the SubNet before."
+        f"{statistics} The SubNet has adapted: {described.tensors} of its tensors are those of the side file with sha256 "
+        f"`{described.sha256}`, after {described.steps} batches.{aligned} Accuracies are those of the adapted SubNet, "
+        "predictions those of the SubNet before."
     )
 
 
@@ -305,10 +305,10 @@ def _numbers_of(wanted: NumbersPreparation) -> str:
     rows = list(
         zip(wanted.names, (f"{one:g}" for one in wanted.mean), (f"{one:g}" for one in wanted.deviation), strict=True)
     )
-    told = (
+    described = (
         f"An application gives {sizes} numbers, the first axis in this order, each less its mean, over its deviation:"
     )
-    return f"{told}\n\n{_table(('', 'mean', 'deviation'), rows)}"
+    return f"{described}\n\n{_table(('', 'mean', 'deviation'), rows)}"
 
 
 def _images(wanted: ImagePreparation) -> str:
@@ -403,10 +403,10 @@ def _memory(file: exports.ExportedFile | None) -> list[str]:
         [(name, *(f"{value:.4g}" for value in values if value is not None)) for name, *values in rows],
     )
     options = ", ".join(f"`{name}={value}`" for name, value in found.session_options.items())
-    told = (
+    described = (
         f"The file is run with these session options: {options}." if found.kept else f"Default order: {found.reason}."
     )
-    return ["## Memory by order", table, f"{told} Counted and timed on this machine, one thread, in a first run."]
+    return ["## Memory by order", table, f"{described} Counted and timed on this machine, one thread, in a first run."]
 
 
 def _run_row(name: str, run: exports.FileRun, examples: Mapping[str, str]) -> tuple[str, ...]:

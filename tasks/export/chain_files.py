@@ -24,7 +24,7 @@ from tasks.evaluation.ncnn.conversion import convert
 from tasks.evaluation.ncnn.files import masks_of
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 from tasks.exits.policies import SubnetPolicy
-from tasks.export.files import Images, Maker
+from tasks.export.files import Builder, Images
 from tasks.export.onnx_files import BATCHES, dynamic_batch
 from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.subnets import implementations_of
@@ -105,9 +105,9 @@ def chain_statistics(net: SuperNet, config: Config, exits: Sequence[str], images
     return found
 
 
-def onnx_chain(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
+def onnx_chain(builder: Builder, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
     """The chain of a SubNet as ONNX files."""
-    net, settings = maker.net, maker.settings
+    net, settings = builder.net, builder.settings
     if settings.dynamic_batch:
         pairs = zip(*(_segment_files(net, plan, statistics, batch) for batch in BATCHES), strict=True)
         models, sizes = [dynamic_batch(pair) for pair in pairs], {1, net.batch, settings.check_images}
@@ -134,17 +134,17 @@ def _segment_files(net: SuperNet, plan: ChainPlan, statistics: Statistics, batch
         return [(Path(folder) / f"{at}.onnx").read_bytes() for at in range(len(plan.exits))]
 
 
-def ncnn_chain(maker: Maker, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
+def ncnn_chain(builder: Builder, digest: str, plan: ChainPlan, statistics: Statistics) -> MadeChain:
     """The chain of a SubNet as one net of ncnn. ConversionError if it has none."""
-    net = maker.net
+    net = builder.net
     with tempfile.TemporaryDirectory(prefix="autotailor-export-") as folder:
         path = Path(folder) / "answers.onnx"
         net.export_answers(plan.config, path, statistics=statistics, exits=plan.exits, fold_batch_norm=True, batch=1)
         model = path.read_bytes()
     names: dict[str, str] = {}
     for name in plan.exits:
-        names |= implementations_of(net, {**plan.config, "exit": name}, maker.implementations)
-    files = convert(model, maker.settings.limits, implementations=names)
+        names |= implementations_of(net, {**plan.config, "exit": name}, builder.implementations)
+    files = convert(model, builder.settings.limits, implementations=names)
     job = ncnn_job(digest, model, files)
     assert job.output_shapes is not None, "a job made from ONNX has the shapes of its outputs"
     until = [

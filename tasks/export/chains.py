@@ -30,7 +30,7 @@ from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.subnets import EvaluationData
 from tasks.exits.policies import SubnetPolicy
 from tasks.export import chain_files
-from tasks.export.files import Images, Maker
+from tasks.export.files import Builder, Images
 from tasks.export.running import run_of
 from tasks.export.settings import Settings
 from tasks.measuring.subnets import SubNetMeter
@@ -51,7 +51,7 @@ def require_exits(settings: Settings, net: SuperNet) -> None:
 class ChainWriter:
     """Writes the chains of SubNets into `out`. images: for BatchNorm statistics. policies: by the digests of SubNets."""
 
-    maker: Maker
+    builder: Builder
     images: EvaluationData
     out: Path
     policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
@@ -61,19 +61,19 @@ class ChainWriter:
 
         {} for a SubNet that passes no exit before its own. inputs: images for the check (N, C, H, W).
         """
-        maker = self.maker
-        if maker.settings.segments is False or len(maker.net.exits(card.config)) < 2:
+        builder = self.builder
+        if builder.settings.segments is False or len(builder.net.exits(card.config)) < 2:
             return {}
-        plan = chain_files.plan_of(maker.net, card, self.policies.get(card.digest))
-        statistics = chain_files.chain_statistics(maker.net, plan.config, plan.exits, self.images)
-        if card.digest in maker.adapted:
-            statistics |= maker.adapted[card.digest].tensors
-        segments = maker.net.segments(plan.config, statistics, plan.exits)
+        plan = chain_files.plan_of(builder.net, card, self.policies.get(card.digest))
+        statistics = chain_files.chain_statistics(builder.net, plan.config, plan.exits, self.images)
+        if card.digest in builder.adapted:
+            statistics |= builder.adapted[card.digest].tensors
+        segments = builder.net.segments(plan.config, statistics, plan.exits)
         found = {}
-        for name in (one for one in FORMATS if one in maker.settings.formats):
+        for name in (one for one in FORMATS if one in builder.settings.formats):
             try:
                 make = chain_files.onnx_chain if name == "onnx" else chain_files.ncnn_chain
-                made = make(maker, card.digest, plan, statistics)
+                made = make(builder, card.digest, plan, statistics)
                 found[f"{name}_segments"] = self._file(card, plan, made, segments, inputs)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 found[f"{name}_segments"] = ExportedFile(state="failed", reason=str(error))
@@ -88,11 +88,11 @@ class ChainWriter:
         inputs: Images,
     ) -> ExportedFile:
         """Check a chain against torch, and keep its files when all segments agree."""
-        client = self.maker.runtime(made.format)
-        device, on_device = client.capabilities(), client is self.maker.client
+        client = self.builder.runtime(made.format)
+        device, on_device = client.capabilities(), client is self.builder.client
         precision: Precision = "fp32" if device.precision == "int8" else device.precision  # the files are not quantised
         differences = chain_files.largest_difference(client, made, segments, inputs)
-        difference, tolerance = max(differences), self.maker.settings.tolerance.of(precision)
+        difference, tolerance = max(differences), self.builder.settings.tolerance.of(precision)
         file = ExportedFile(
             state="ok",
             relative_difference=difference if math.isfinite(difference) else None,
@@ -110,8 +110,8 @@ class ChainWriter:
             return file.model_copy(update={"state": "failed", "reason": reason})
         rows = self._rows(made, segments, on_device=on_device)
         run = run_of(device, made.own_jobs[-1 if made.format == "ncnn" else 0])
-        told = {"precision": precision, "masks": dict(made.masks), "outputs": _answers(made)}
-        run = run.model_copy(update=told)
+        described = {"precision": precision, "masks": dict(made.masks), "outputs": _answers(made)}
+        run = run.model_copy(update=described)
         found = {"run": run, "segments": tuple(rows), "expected_ms": plan.expected_ms(rows)}
         return self._kept(card, plan, made, file.model_copy(update=found))
 
@@ -126,8 +126,8 @@ class ChainWriter:
 
     def _timed(self, made: chain_files.MadeChain) -> list[float | None]:
         """Latency of each segment on the device [ms], p50; in ncnn the difference between its exit and the one before."""
-        maker = self.maker
-        meter = SubNetMeter(maker.net, maker.client, maker.settings.measure, maker.settings.limits)
+        builder = self.builder
+        meter = SubNetMeter(builder.net, builder.client, builder.settings.measure, builder.settings.limits)
         times_ms = [one.p50_ms for one in meter.time(made.own_jobs)]
         known = [one for one in times_ms if one is not None]
         if made.format == "onnx" or len(known) < len(times_ms):
@@ -231,8 +231,13 @@ def bundle_chain(
         _renamed(segment, f"{card.digest}.{at}.onnx", net.batch) for at, segment in enumerate(alone.segments)
     )
     names = [*(str(segment.file) for segment in segments), WEIGHTS_FILE]
-    told = {"segments": segments, "input": segments[0].inputs[0], "runtime": "onnxruntime", "settings": dict(settings)}
-    name, changed = f"{card.digest}.{chains.SEGMENTS_FILE}", {**told, "files": _digests(folder, names)}
+    described = {
+        "segments": segments,
+        "input": segments[0].inputs[0],
+        "runtime": "onnxruntime",
+        "settings": dict(settings),
+    }
+    name, changed = f"{card.digest}.{chains.SEGMENTS_FILE}", {**described, "files": _digests(folder, names)}
     manifest, thresholds = _written(name, alone, own, folder, changed)
     options = chains.session_options(settings)
     sessions = [

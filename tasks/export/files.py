@@ -82,7 +82,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
+class Builder:
     """Makes the files of SubNets; local runtimes start on first use and end with `agents`.
 
     data: split -> images, for calibration and evaluation of int8 files. formats: those of the settings, and on an int8 device

@@ -21,7 +21,7 @@ from tasks.base.schemas.placed import OWN_CHOICES
 from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Candidate, Candidates, Front, Winner
 from tasks.evaluation.conversion import onnx_of
-from tasks.export.files import Maker
+from tasks.export.files import Builder
 from tasks.export.running import TimedSubNet
 from tasks.measuring.subnets import Subject, implementations_of
 from tasks.prediction.accuracy import AccuracyPredictor
@@ -37,30 +37,30 @@ AS_EXPORTED = "as exported"
 ALIGNED = "with aligned images"
 
 
-def subjects_of(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
+def subjects_of(builder: Builder, configs: Mapping[str, Config]) -> dict[str, Subject]:
     """The largest SubNet and some others (by digest), by name.
 
     Each also without its chosen implementations, if it has some; with aligned images if its files align them.
     """
-    if maker.in_int8:
-        return _quantised(maker, configs)
-    net, named = maker.net, {LARGEST: maker.net.max_config, **configs}
+    if builder.in_int8:
+        return _quantised(builder, configs)
+    net, named = builder.net, {LARGEST: builder.net.max_config, **configs}
     subjects = {name: Subject(net.space.digest(config), net, config) for name, config in named.items()}
-    for name in configs.keys() & maker.adapted.keys():
-        if aligning := maker.adapted[name].aligning:
+    for name in configs.keys() & builder.adapted.keys():
+        if aligning := builder.adapted[name].aligning:
             subjects[name] = replace(subjects[name], key=f"{name} {ALIGNED}", statistics=aligning)
-    own = [name for name, config in named.items() if implementations_of(net, config, maker.implementations)]
+    own = [name for name, config in named.items() if implementations_of(net, config, builder.implementations)]
     keys = {f"{name} {OWN_CHOICES_OF}": subjects[name] for name in own}
     return subjects | {key: replace(one, key=key, implementations=OWN_CHOICES) for key, one in keys.items()}
 
 
-def _quantised(maker: Maker, configs: Mapping[str, Config]) -> dict[str, Subject]:
+def _quantised(builder: Builder, configs: Mapping[str, Config]) -> dict[str, Subject]:
     """The others by their exported files, some layers of which may be in fp32; the largest also in fp32."""
-    net, exact = maker.net, f"{LARGEST} {IN_FP32}"
+    net, exact = builder.net, f"{LARGEST} {IN_FP32}"
     largest = Subject(net.space.digest(net.max_config), net, net.max_config)
 
     def file(config: Config) -> Callable[[], bytes]:
-        return lambda: maker.quantised(config).content
+        return lambda: builder.quantised(config).content
 
     return {
         LARGEST: largest,

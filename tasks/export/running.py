@@ -135,12 +135,12 @@ def brought(run: FileRun, engine: ChosenEngine | None, subnet: TimedSubNet) -> t
 def examples(run: FileRun, model_format: str, *, on_device: bool) -> dict[str, str]:
     """Programs by suffix, `.py` and `.cpp`; {} for a runtime without a template."""
     return {
-        Path(name).suffix: _TEMPLATES.get_template(f"{name}.jinja").render(_told(run, on_device))
+        Path(name).suffix: _TEMPLATES.get_template(f"{name}.jinja").render(_described(run, on_device))
         for name in TEMPLATES.get((run.runtime, model_format), ())
     }
 
 
-def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
+def _described(run: FileRun, on_device: bool) -> dict[str, Any]:
     names = [NO_FILE_NAME.sub("_", one.name) for one in run.inputs]
     stems = (
         ["x"]
@@ -149,7 +149,7 @@ def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
         if len(set(names)) == len(names)
         else list(map("x{}".format, range(len(names))))
     )
-    inputs = [_told_input(one, stem) for one, stem in zip(run.inputs, stems, strict=True)]
+    inputs = [_input_fields(one, stem) for one, stem in zip(run.inputs, stems, strict=True)]
     return {
         **WORDS,
         "version": re.sub(r"[^\w.+-]", "", run.version),
@@ -166,7 +166,7 @@ def _told(run: FileRun, on_device: bool) -> dict[str, Any]:
     }
 
 
-def _told_input(one: FileTensor, stem: str) -> dict[str, Any]:
+def _input_fields(one: FileTensor, stem: str) -> dict[str, Any]:
     """An input in the spelling of programs. stem: of the file from which they read it."""
     sizes = tuple(size or 1 for size in one.shape)
     floats = one.type == "float32"

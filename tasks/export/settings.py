@@ -57,12 +57,12 @@ class Settings(TimingSettings):
     adaptable_images: int = Field(
         16, ge=2, le=256, description="adaptable: images of a batch from which statistics are taken on the device"
     )
-    together: dict[str, tuple[str, ...]] = Field(
+    shared_bundle: dict[str, tuple[str, ...]] = Field(
         {},
         description="device -> devices of the run that are the same machine in another runtime or precision: its bundle has "
         "the SubNets in their formats, too",
     )
-    placed: bool = Field(
+    offload: bool = Field(
         False,
         description="the bundle of partition.devices' first has SubNets over the others, too, where some link prefers them",
     )
@@ -89,7 +89,7 @@ class Settings(TimingSettings):
         of_bundle = {
             "blocks": "segments are part of a bundle",
             "adaptable": "SubNets of a bundle adapt",
-            "placed": "rows of a bundle are placed",
+            "offload": "rows over devices are part of a bundle",
         }
         for name, why in of_bundle.items():
             if getattr(self, name) and not self.bundle:

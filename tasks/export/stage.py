@@ -46,7 +46,7 @@ from tasks.export.card import (
     write_vocabulary,
 )
 from tasks.export.chains import ChainWriter, require_exits
-from tasks.export.files import SUFFIXES, Images, Made, Maker, in_planned_order, references
+from tasks.export.files import SUFFIXES, Builder, Images, Made, in_planned_order, references
 from tasks.export.running import TimedSubNet, brought, examples
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.subnets import SubNetMeter
@@ -104,17 +104,17 @@ def run(request: ExportRequest, client: AgentClient, workspace: Workspace) -> St
     meter = SubNetMeter(net, client, settings.measure, settings.limits, ROUNDS, request.implementations)
     lines = meter.lines(store, request.supernet, out / MEASURED_FILE, progress, anew=True)
     with ExitStack() as stack:
-        maker = Maker(
+        builder = Builder(
             settings=settings, net=net, client=client, agents=stack, data=request.data, progress=progress,
             implementations=request.implementations, adapted=adapted,
         )  # fmt: skip
-        measure = partial(_measured, maker, meter, lines, progress)
+        measure = partial(_measured, builder, meter, lines, progress)
         rows, measured = replacing.replaced(front.winners, request.substitutes, settings.replacements, measure, adapted)
         evaluate = partial(_evaluated, request, net, workspace, adapted)
         others, accuracy = _judged(settings, front, rows, measured, measure, evaluate)
         # a SubNet that has adapted since gives other answers than when its policy was measured
         policies = {row.digest: row for row in request.policies if row.digest not in adapted}
-        exporter = Exporter(request=request, maker=maker, accuracy=accuracy, out=out, policies=policies)
+        exporter = Exporter(request=request, builder=builder, accuracy=accuracy, out=out, policies=policies)
         done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
     rows = rows if settings.keep_winners else replacing.best_measured(rows, done, exporter.kept, others)
     cards, precision = tuple(done.values()), Int8(settings.quantise) if device.precision == "int8" else None
@@ -167,28 +167,28 @@ def _require(request: ExportRequest, net: SuperNet, device: Capabilities) -> Non
 
 
 def _measured(
-    maker: Maker, meter: SubNetMeter, lines: SubNetLines, progress: Progress, configs: Mapping[str, Config]
+    builder: Builder, meter: SubNetMeter, lines: SubNetLines, progress: Progress, configs: Mapping[str, Config]
 ) -> dict[str, Measurement]:
     """Measurements of SubNets as their files run, by digest."""
-    subjects = replacing.subjects_of(maker, configs)
+    subjects = replacing.subjects_of(builder, configs)
     found = meter.measure_all(list(subjects.values()), lines, progress, "measure winners")
     return dict(zip(subjects, found, strict=True))
 
 
 def _bundle(exporter: "Exporter", cards: Sequence[Card], device: Capabilities, workspace: Workspace) -> dict[str, Any]:
     """The bundle as a field; {} if none is requested."""
-    request, maker = exporter.request, exporter.maker
+    request, builder = exporter.request, exporter.builder
     if not request.settings.bundle:
         return {}
     bundle = bundles.BundleRequest(
         settings=request.settings,
-        net=maker.net,
+        net=builder.net,
         cards=cards,
         images=request.check_data,
         device=device,
         policies=exporter.policies,
-        accuracies=_replaced(request, maker.net, workspace),
-        adapted=maker.adapted,
+        accuracies=_replaced(request, builder.net, workspace),
+        adapted=builder.adapted,
         contents=request.contents,
     )
     return {"bundle": bundles.write_bundle(bundle, workspace)}
@@ -277,7 +277,7 @@ class Exporter:
     """
 
     request: ExportRequest
-    maker: Maker
+    builder: Builder
     accuracy: Mapping[str, Mapping[str, Accuracy]]
     out: Path
     policies: Mapping[str, SubnetPolicy] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class Exporter:
     @property
     def kept(self) -> set[str]:
         """SubNets (digests) that stay winners of their budgets: those that have adapted, or have thresholds."""
-        return {*self.maker.adapted, *(digest for digest, row in self.policies.items() if row.thresholds)}
+        return {*self.builder.adapted, *(digest for digest, row in self.policies.items() if row.thresholds)}
 
     def export_all(
         self, winners: Mapping[str, Winner], measured: Mapping[str, Measurement], progress: Progress
@@ -308,29 +308,29 @@ class Exporter:
         On an int8 device the card has the accuracy of the int8 file; files of other formats state their own.
         """
         images, config = self.request.check_data, winner.config
-        statistics, adapted = self.maker.tensors(config), self.maker.adapted.get(winner.digest)
+        statistics, adapted = self.builder.tensors(config), self.builder.adapted.get(winner.digest)
         as_adapted = None if adapted is None else adapted.subnet
-        self.maker.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}", as_adapted)
-        module = self.maker.net.build(config, statistics).eval()
+        self.builder.net.check_forms(config, statistics, f"stage export, SubNet {winner.digest}", as_adapted)
+        module = self.builder.net.build(config, statistics).eval()
         reference = module if as_adapted is None else as_adapted
-        inputs, expected = references(self.maker.net, reference, config, images, self.maker.settings.check_images)
+        inputs, expected = references(self.builder.net, reference, config, images, self.builder.settings.check_images)
         card = self._card(winner, timed.chosen, images, expected)
         files: dict[str, ExportedFile] = {}
-        for name in self.maker.formats:
+        for name in self.builder.formats:
             try:
-                made = self.maker.make(name, card, statistics, module)
-                if name == "onnx" and self.maker.settings.planned_memory:
-                    device, limits = self.maker.client.capabilities(), self.maker.settings.limits
-                    made = in_planned_order(self.maker.net, card, made, inputs, device, limits)
+                made = self.builder.make(name, card, statistics, module)
+                if name == "onnx" and self.builder.settings.planned_memory:
+                    device, limits = self.builder.client.capabilities(), self.builder.settings.limits
+                    made = in_planned_order(self.builder.net, card, made, inputs, device, limits)
                 file = self._file(name, card.digest, made, inputs, expected)
                 files[name] = self._with_run(file, name, card.digest, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
-        files |= ChainWriter(self.maker, images, self.out, self.policies).write(card, inputs)
+        files |= ChainWriter(self.builder, images, self.out, self.policies).write(card, inputs)
         if (found := self.accuracy.get("test")) is not None:
             confusion = found[card.digest].confusion
             append_confusions(self.out / CONFUSIONS_FILE, card.digest, card.classes, confusion)
-        own = files["onnx_int8"].int8 if self.maker.in_int8 else None
+        own = files["onnx_int8"].int8 if self.builder.in_int8 else None
         card = card.model_copy(update={"files": files, **({} if own is None else {"accuracy": own.accuracy})})
         for suffix, content in card_files(card).items():
             write_bytes(self.out / f"{card.digest}{suffix}", content)
@@ -339,18 +339,18 @@ class Exporter:
     def _card(self, winner: Winner, measured: Measurement, images: EvaluationData, outputs: Images) -> Card:
         """The card without its files. outputs: raw outputs for some of the images."""
         config, data = winner.config, describe(images.dataset)
-        shapes = self.maker.net.input_shapes(config)
+        shapes = self.builder.net.input_shapes(config)
         first = next(iter(shapes.values()))
         card = Card(
             digest=winner.digest,
             config=config,
-            batch=self.maker.net.batch,
+            batch=self.builder.net.batch,
             input_shape=first,
             preparation=preparation(data, shapes),
             classes=data.class_names,
-            macs=self.maker.net.macs(config),
-            parameters=self.maker.net.parameters(config),
-            architecture=architecture(self.maker.net, config),
+            macs=self.builder.net.macs(config),
+            parameters=self.builder.net.parameters(config),
+            architecture=architecture(self.builder.net, config),
             accuracy={split: found[winner.digest].share for split, found in self.accuracy.items()},
             samples={
                 split: found[winner.digest].total
@@ -360,12 +360,12 @@ class Exporter:
             files={},
             predicted_ms=winner.predicted_ms,
             latency=replacing.latency_of(measured),
-            device=card_device(self.maker.client.capabilities()),
+            device=card_device(self.builder.client.capabilities()),
             engine=used_engine(self.request.provenance.engine),
             made_from=self.request.provenance.origin,
         )
-        if winner.digest in self.maker.adapted:
-            card = card.model_copy(update={"adapted": self.maker.adapted[winner.digest].told})
+        if winner.digest in self.builder.adapted:
+            card = card.model_copy(update={"adapted": self.builder.adapted[winner.digest].described})
         problem = images.problem
         known: dict[str, Any] = {}
         if (metric := other_metric(problem)) is not None:
@@ -383,7 +383,7 @@ class Exporter:
             expected, whom = made.reference(inputs), "onnxruntime on this machine"
         repeated = np.tile(expected, (len(got) // len(expected), *(1,) * (expected.ndim - 1)))
         difference = float(np.abs(got - repeated).max() / np.abs(expected).max())
-        tolerance = self.maker.settings.tolerance.of(made.precision)
+        tolerance = self.builder.settings.tolerance.of(made.precision)
         checked: dict[str, Any] = {
             "relative_difference": difference if math.isfinite(difference) else None,
             "tolerance": tolerance,

@@ -30,7 +30,7 @@ from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.networks import ForeignLayersError, WholeSubNet
 from tasks.measuring.operators import covering_codes
 from tasks.measuring.settings import ENOUGH_TIMES
-from tasks.measuring.trials import CandidateNames, Example, ImplementationRules, SubNetMaker, Trial, mixed, studied
+from tasks.measuring.trials import CandidateNames, Example, ImplementationRules, SubNetBuilder, Trial, mixed, studied
 
 LayerTimes = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]
 OperatorTimes = Sequence[tuple[str, float, int]]  # digest of an operator, time in a SubNet [ms], layers that ran for it
@@ -125,9 +125,9 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
     codes = covering_codes(net, set(todo.values()), rng, bench.subnets_per_operator)
     configs = [net.space.decode(code) for code in codes]
     device = bench.meter.capabilities()
-    maker = SubNetMaker(net, device.formats[0], bench.limits, device.precision)
-    candidates = maker.implementations(todo)
-    lines = _measured(maker, configs, candidates, bench)
+    builder = SubNetBuilder(net, device.formats[0], bench.limits, device.precision)
+    candidates = builder.implementations(todo)
+    lines = _measured(builder, configs, candidates, bench)
     seen = _seen(lines)
     reasons: dict[str, str] = {}
     for line in lines:
@@ -158,21 +158,21 @@ def _timed(found: Sequence[Entry]) -> dict[str, list[TimedImplementation]]:
 
 
 def _measured(
-    maker: SubNetMaker, configs: Sequence[Config], candidates: CandidateNames, bench: Bench
+    builder: SubNetBuilder, configs: Sequence[Config], candidates: CandidateNames, bench: Bench
 ) -> list[MeasuredLine]:
     """The lines of all trials; without candidates, each SubNet is one trial."""
     if not candidates:
-        return measure_trials(maker, [Trial(config) for config in configs], bench, "profile in situ")
-    net = maker.net
+        return measure_trials(builder, [Trial(config) for config in configs], bench, "profile in situ")
+    net = builder.net
     order = np.random.default_rng(bench.settings.seed).permutation(len(configs))
     trials, others = studied(net, [configs[at] for at in order], candidates)
-    lines = measure_trials(maker, trials, bench, "profile implementations")
+    lines = measure_trials(builder, trials, bench, "profile implementations")
     features = {feature.digest: feature for trial in trials for feature in net.operators(trial.config)}
     seen = _seen(lines)
     rules = ImplementationRules(_examples(features, seen, candidates))
     times = Counter({key: len(found) for key, found in seen.items()})
     more = list(mixed(net, others, candidates, rules, times))
-    return lines + measure_trials(maker, more, bench, "profile in situ")
+    return lines + measure_trials(builder, more, bench, "profile in situ")
 
 
 def _examples(
@@ -229,9 +229,9 @@ def _summary(
     }
 
 
-def measure_trials(maker: SubNetMaker, trials: Sequence[Trial], bench: Bench, name: str) -> list[MeasuredLine]:
+def measure_trials(builder: SubNetBuilder, trials: Sequence[Trial], bench: Bench, name: str) -> list[MeasuredLine]:
     """The lines of the bench's file, one per trial; trials that have a line are not measured again."""
-    by_key = {trial.key(maker.net): trial for trial in trials}
+    by_key = {trial.key(builder.net): trial for trial in trials}
     known = {line["key"]: line for line in read_lines(bench.file) if line["key"] in by_key}
     todo = [(key, trial) for key, trial in by_key.items() if key not in known]
     made: dict[str, WholeSubNet] = {}
@@ -239,7 +239,7 @@ def measure_trials(maker: SubNetMaker, trials: Sequence[Trial], bench: Bench, na
 
     def jobs() -> Generator[ModelJob, None, None]:
         """The jobs, made when devices become free, in the thread of any device."""
-        for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), maker.make, bench.meter.capabilities()):
+        for subnets, failures in ahead(pieces(todo, SUBNETS_AT_ONCE), builder.make, bench.meter.capabilities()):
             failed.extend(failures)
             for subnet in subnets:
                 made[subnet.job.key] = subnet

@@ -33,8 +33,8 @@ def run(net_folder: Path, out_folder: Path, progress: Progress, batch: int = 1) 
     witnesses = net.unique_operators()
     enumerate_s = time.perf_counter() - start
     default = net.space.max_config
-    told = {f: {n: c for n, c in config.items() if c != default[n]} for f, config in witnesses.items()}
-    write_operators(out_folder / OPERATORS_FILE, told)
+    described = {f: {n: c for n, c in config.items() if c != default[n]} for f, config in witnesses.items()}
+    write_operators(out_folder / OPERATORS_FILE, described)
     progress.metrics({"unique_operators": len(witnesses), "enumerate_s": enumerate_s}, step=0)
     space = net.space
     return EnumerateResult(

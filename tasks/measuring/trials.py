@@ -197,7 +197,7 @@ def _left_out(
     return {digest: names[0] for digest, names in left.items() if names}
 
 
-class SubNetMaker:
+class SubNetBuilder:
     """Makes SubNets in the device's format and precision; for ncnn it converts each operator only once."""
 
     def __init__(

@@ -125,16 +125,16 @@ def refinement(folder: Path, front: Front) -> Row | None:
 def _reason(winner: Winner, before: Mapping[str, Any], margin: float) -> str:
     """The reason why the search's winner of a budget is no winner by measurement."""
     budget_ms, own_ms = winner.budget_ms, before["measured_ms"]
-    careful_ms = (1 - margin) * budget_ms
+    reduced_ms = (1 - margin) * budget_ms
     if own_ms is None:
         return "could not be measured"
     assert winner.measured_ms is not None, "a refined winner is measured"
     if own_ms > budget_ms:
         fastest = "" if winner.within_budget else "; so does every other, and the fastest is kept"
         return f"misses the budget by {percent(own_ms / budget_ms - 1)}{fastest}"
-    if own_ms > careful_ms >= winner.measured_ms:
+    if own_ms > reduced_ms >= winner.measured_ms:
         return f"leaves less than the margin of {percent(margin)}"
-    if winner.smoothed_ms is not None and before["smoothed_ms"] > careful_ms >= winner.smoothed_ms:
+    if winner.smoothed_ms is not None and before["smoothed_ms"] > reduced_ms >= winner.smoothed_ms:
         return f"likely takes {milliseconds(before['smoothed_ms'])}, by what SubNets like it take"
     if before["measured_accuracy"] is None:
         return "was not evaluated"

@@ -129,8 +129,8 @@ def run(request: SearchRequest, out: Path, progress: Progress) -> dict[str, Stag
     fronts: dict[str, StageResult] = {}
     for column, target in enumerate(targets):
         row = front_of(net, problem, costs, found, column)
-        told = {"settings": settings.model_dump(mode="json"), "uncertainty": request.uncertainty}
-        front = Front.model_validate({**row, "whole_front": whole, **told})
+        described = {"settings": settings.model_dump(mode="json"), "uncertainty": request.uncertainty}
+        front = Front.model_validate({**row, "whole_front": whole, **described})
         folder = out / target.name if len(targets) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)
         fronts[target.name] = front.write(folder / FRONT_FILE)

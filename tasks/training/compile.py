@@ -125,8 +125,8 @@ def fit_alternatives(net: SuperNet, data: DataSettings, images: int, progress: P
         return []
     fitted_to, held_out = _images(net, data, images)
     with progress.bar("first weights of alternatives", FITTING_PASSES * len(fitted_to) + len(held_out)) as bar:
-        told = net.fit_alternatives(fitted_to, held_out, np.random.default_rng(SEED), bar.advance)
-    return [{"variable": each.variable, "choice": each.choice, "error": each.error} for each in told]
+        described = net.fit_alternatives(fitted_to, held_out, np.random.default_rng(SEED), bar.advance)
+    return [{"variable": each.variable, "choice": each.choice, "error": each.error} for each in described]
 
 
 def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress) -> list[ExitAgreement]:
@@ -137,8 +137,8 @@ def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress
         return []
     fitted_to, held_out = _images(net, data, images)
     with progress.bar("first weights of exits", EXIT_PASSES * len(fitted_to) + len(held_out)) as bar:
-        told = net.fit_exits([only(x) for x in fitted_to], [only(x) for x in held_out], bar.advance)
-    return [{"exit": each.exit, "agreement": each.agreement} for each in told]
+        described = net.fit_exits([only(x) for x in fitted_to], [only(x) for x in held_out], bar.advance)
+    return [{"exit": each.exit, "agreement": each.agreement} for each in described]
 
 
 def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[Inputs], list[Inputs]]:

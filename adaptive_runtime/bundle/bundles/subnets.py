@@ -83,8 +83,10 @@ class TakenSamples(NamedTuple):
         """Raise AdaptiveError for samples of another kind, or for none."""
         if x.dtype != self.dtype or x.shape[1:] != self.shape or not len(x):
             if self.inputs is not None:
-                told = ", ".join(f"{name} {('N', *one.shape)}" for name, one in self.inputs.items()).replace("'", "")
-                raise AdaptiveError(where, f"{x.dtype} {x.shape}", allowed=f"an array by name for each of {told}")
+                described = ", ".join(f"{name} {('N', *one.shape)}" for name, one in self.inputs.items()).replace(
+                    "'", ""
+                )
+                raise AdaptiveError(where, f"{x.dtype} {x.shape}", allowed=f"an array by name for each of {described}")
             got, sizes = f"{x.dtype} {x.shape}", ", ".join(map(str, ("N", *self.shape)))
             raise AdaptiveError(where, got, allowed=f"{self.dtype} ({sizes}), N from 1 on")
         for name, one in (self.inputs or {}).items():

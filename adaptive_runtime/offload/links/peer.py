@@ -48,7 +48,7 @@ class Peer:
         address: DeviceAddress,
         subnets: Mapping[Format, ServedSubNet],
         files: Mapping[str, bytes],
-        told: Callable[["Peer", str], None] | None = None,
+        described: Callable[["Peer", str], None] | None = None,
         link: SharedLink | None = None,
     ) -> None:
         address.check()
@@ -60,7 +60,7 @@ class Peer:
 
         Also reset after the peer has been up for the longest pause.
         """
-        self._subnets, self._files, self._told = subnets, files, told
+        self._subnets, self._files, self._described = subnets, files, described
         self._link = SharedLink() if link is None else link
         self._connection: PeerConnection | None = None
         self._welcome: Welcome | None = None
@@ -218,8 +218,8 @@ class Peer:
     def _change(self, state: PeerState, reason: str) -> None:
         self.state, self.reason = state, reason
         self._link.turned()
-        if self._told is not None:
-            self._told(self, reason)
+        if self._described is not None:
+            self._described(self, reason)
 
 
 async def _measure(connection: PeerConnection) -> None:

@@ -143,10 +143,10 @@ class Routes:
         peers: Mapping[str, Peer],
         *,
         direct: bool,
-        told: Callable[[str, str, str], None],
+        described: Callable[[str, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._subnet, self._peers, self._direct, self._told, self._clock = subnet, peers, direct, told, clock
+        self._subnet, self._peers, self._direct, self._described, self._clock = subnet, peers, direct, described, clock
         self._links: dict[tuple[str, str], _DirectLink] = {}
 
     @property
@@ -254,7 +254,7 @@ class Routes:
         link = self._links[giver, taker]
         if link.state != state:
             link.state = state
-            self._told(way_name(giver, taker), state, reason)
+            self._described(way_name(giver, taker), state, reason)
 
     def _may_give(self, giver: str, taker: str) -> bool:
         link = self._links.get((giver, taker))

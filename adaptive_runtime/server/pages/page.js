@@ -59,7 +59,7 @@ function facts(state) {
     "refused": `${(outcomes.rejected || 0) + (outcomes.expired || 0) + (outcomes.refused || 0)}`,
     "failed": `${outcomes.failed || 0}`,
     "switches": `${model.switches}`,
-    "stand-ins at home": `${model.stood_in}`,
+    "fallbacks at home": `${model.stood_in}`,
     "taken out": taken.length ? taken.join(", ") : "none",
   };
 }

@@ -74,7 +74,7 @@ class DeadlineReader:
         self._sensors = tuple(sensors)
         self._deadline_s = deadline_s
         self._stalled: dict[str, _Round] = {}
-        self._told: dict[str, str] = {}
+        self._described: dict[str, str] = {}
         self._rounds: SimpleQueue[_Round | None] | None = None
 
     def read(self) -> tuple[dict[str, Any], tuple[SensorFault, ...]]:
@@ -129,12 +129,12 @@ class DeadlineReader:
         return SensorFault(sensor=name, kind="stalled", line=line)
 
     def _tell(self, faults: Mapping[str, SensorFault]) -> None:
-        for name in [name for name in self._told if name not in faults]:
-            del self._told[name]
+        for name in [name for name in self._described if name not in faults]:
+            del self._described[name]
             logger.info("sensor '%s': answers again", name)
         for name, fault in faults.items():
-            if self._told.get(name) != fault.kind:
-                self._told[name] = fault.kind
+            if self._described.get(name) != fault.kind:
+                self._described[name] = fault.kind
                 logger.warning(fault.line)
 
 

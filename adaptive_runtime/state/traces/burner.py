@@ -158,7 +158,7 @@ LOADS: Mapping[str, Callable[[], BurnedLoad]] = {
 }
 
 
-class ToldShare:
+class GivenShare:
     """The latest share from standard input."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class ToldShare:
 
 
 def main(kind: str) -> None:
-    load, shares = LOADS[kind](), ToldShare()
+    load, shares = LOADS[kind](), GivenShare()
     print("ready", flush=True)
     while shares.wait(load(shares.share)):
         pass

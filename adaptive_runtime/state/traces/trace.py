@@ -257,19 +257,19 @@ class LoadRecorder:
             got = f"{len(self._heard)} samples of the device"
             raise AdaptiveError("load trace", got, allowed=f"{FEWEST_SAMPLES} and more", next_step="record for longer")
         begin_s, end_s = (self._heard[at].device.at_s for at in (0, -1))
-        told = list(self._heard)[1:]
-        cpu = _filled([one.device.cpu_use_others for one in told])
+        described = list(self._heard)[1:]
+        cpu = _filled([one.device.cpu_use_others for one in described])
         if not cpu:
             raise AdaptiveError("load trace", "no sample tells the use of the CPU")
-        slow_down = _filled([one.slow_down for one in told], before=1.0)
+        slow_down = _filled([one.slow_down for one in described], before=1.0)
         return LoadTrace(
             origin=self._origin,
             duration_s=end_s - begin_s,
             times_s=tuple(one.device.at_s - begin_s for one in list(self._heard)[:-1]),
             cpu=cpu,
             bandwidth=(0.0,) * len(cpu),
-            cache=_taken([one.device.hit_rate for one in told]),
-            memory=_taken([one.device.memory_available_mib for one in told]),
+            cache=_taken([one.device.hit_rate for one in described]),
+            memory=_taken([one.device.memory_available_mib for one in described]),
             slow_down=(slow_down,) if slow_down else (),
             arrivals_s=tuple(sorted(at_s - begin_s for at_s in self._arrivals_s if begin_s <= at_s < end_s)),
         )

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchem
 from pydantic_core import CoreSchema
 
 from adaptive_runtime.base.errors import without_passwords
-from flows.config import AdaptConfig, AdaptStage, DeployConfig, DeviceProfile, RunConfig, RunStage
+from flows.config import DeployConfig, DeviceProfile, RetargetConfig, RetargetStage, RunConfig, RunStage
 from flows.config.compose import compose_config
 from flows.config.validate import config_groups, nearest, validate
 from tasks.adaptation.settings import StreamMethod
@@ -50,8 +50,8 @@ def settings_schema(model: type[BaseModel]) -> Plain:
 
 def _unopened(node: Plain) -> Plain:
     """A part of a form that is shown and sent once it is opened; null until then."""
-    told: Plain = {key: node[key] for key in ("title", "description") if key in node}
-    return {**told, "anyOf": [node, {"type": "null"}], "default": None}
+    described: Plain = {key: node[key] for key in ("title", "description") if key in node}
+    return {**described, "anyOf": [node, {"type": "null"}], "default": None}
 
 
 def _without_defaults(node: Any, definitions: Mapping[str, Any], title: str = "") -> Any:
@@ -143,9 +143,9 @@ BudgetsMs = Annotated[
 ]
 OutputDir = Annotated[str, FieldText("A folder on the worker's machine, or a URL. Empty: outputs.")]
 RunUntil = Annotated[RunStage, _UNTIL]
-AdaptUntil = Annotated[AdaptStage, _UNTIL]
+AdaptUntil = Annotated[RetargetStage, _UNTIL]
 RunSettings = Annotated[Plain | None, _settings(RunConfig), _ALL]
-AdaptSettings = Annotated[Plain | None, _settings(AdaptConfig), _ALL]
+RetargetSettings = Annotated[Plain | None, _settings(RetargetConfig), _ALL]
 DeploySettings = Annotated[Plain | None, _settings(DeployConfig), _ALL]
 
 
@@ -345,24 +345,24 @@ class StreamForm(_Form):
         return validate(RunConfig, self._composed())
 
 
-class AdaptNightForm(_Form):
+class RetargetNightForm(_Form):
     """Fields of a night of a given SuperNet."""
 
-    ROOT = "adapt"
+    ROOT = "retarget"
 
     supernet: SupernetFolder
     data: TrainedData = DEFAULT_DATA
     data_path: DataPath = ""
     devices: AdaptedDeviceNames = []
     budgets_ms: BudgetsMs = []
-    settings: AdaptSettings = None
+    settings: RetargetSettings = None
 
-    def config(self) -> AdaptConfig:
+    def config(self) -> RetargetConfig:
         """The validated config. UserError as on the command line."""
-        return validate(AdaptConfig, self._composed())
+        return validate(RetargetConfig, self._composed())
 
 
-class AdaptForm(AdaptNightForm):
+class RetargetForm(RetargetNightForm):
     """Fields of an adaptation."""
 
     until: AdaptUntil = "report"
@@ -382,11 +382,11 @@ class DeployForm(_Form):
         return validate(DeployConfig, self._composed())
 
 
-FORMS: Mapping[str, type[NightForm | AdaptNightForm | StreamForm | DeployForm]] = {
+FORMS: Mapping[str, type[NightForm | RetargetNightForm | StreamForm | DeployForm]] = {
     "run": PipelineForm,
     "work_nightly": NightForm,
-    "adapt_to": AdaptForm,
-    "adapt_nightly": AdaptNightForm,
+    "adapt_to": RetargetForm,
+    "adapt_nightly": RetargetNightForm,
     "stream_to": StreamForm,
     "deploy_to": DeployForm,
 }

@@ -20,9 +20,6 @@ from flows.operations.deployments import (  # noqa: E402 (by name: Prefect reads
     NIGHTLY_PRESET,
     NO_PRESET,
     AdaptedDeviceNames,
-    AdaptForm,
-    AdaptNightForm,
-    AdaptSettings,
     AdaptUntil,
     BudgetsMs,
     Data,
@@ -38,6 +35,9 @@ from flows.operations.deployments import (  # noqa: E402 (by name: Prefect reads
     Overrides,
     PipelineForm,
     Preset,
+    RetargetForm,
+    RetargetNightForm,
+    RetargetSettings,
     RunSettings,
     RunUntil,
     StreamForm,
@@ -46,7 +46,7 @@ from flows.operations.deployments import (  # noqa: E402 (by name: Prefect reads
     named_run,
 )
 from flows.operations.nightly.night import regressed, work_night  # noqa: E402
-from flows.pipeline.stages import ADAPTATION, PIPELINE  # noqa: E402
+from flows.pipeline.stages import PIPELINE, RETARGETING  # noqa: E402
 from flows.pipeline.tailoring import tailor  # noqa: E402
 from tasks.adaptation.streams import StreamMethod  # noqa: E402
 from tasks.deploy import Deployed  # noqa: E402
@@ -111,14 +111,14 @@ def adapt_to(
     overrides: Overrides = [],  # noqa: B006
     output_dir: OutputDir = "",
     until: AdaptUntil = "report",
-    settings: AdaptSettings = None,
+    settings: RetargetSettings = None,
 ) -> dict[str, Any]:
     """An existing SuperNet to other devices, without training. Empty fields: as the project says.
 
     Args:
         overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
     """
-    return tailor(ADAPTATION, AdaptForm(**locals()).config(), until)
+    return tailor(RETARGETING, RetargetForm(**locals()).config(), until)
 
 
 @flow(name="autotailor-nightly-adapt", flow_run_name=_run_name, persist_result=False)
@@ -130,7 +130,7 @@ def adapt_nightly(
     budgets_ms: BudgetsMs = [],  # noqa: B006
     overrides: Overrides = [],  # noqa: B006
     output_dir: OutputDir = "",
-    settings: AdaptSettings = None,
+    settings: RetargetSettings = None,
 ) -> Any:
     """An existing SuperNet to its devices, compared with the night before. Ends as Regressed if something got worse.
 
@@ -138,7 +138,7 @@ def adapt_nightly(
         overrides: Further settings as on the command line, one each: nightly.slower=0.1, nightly.webhook_file=PATH.
         output_dir: A folder on the worker's machine, the same every night, or a URL. Empty: outputs.
     """
-    return _night(AdaptNightForm(**locals()).config())
+    return _night(RetargetNightForm(**locals()).config())
 
 
 def _night(config: FlowConfig) -> Any:

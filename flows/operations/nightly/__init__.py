@@ -55,11 +55,11 @@ def line_of(night: Night, page: Path) -> str:
     if not night.findings:
         return f"nothing regressed {since}; trends: {page}"
     devices = dict.fromkeys(finding.device for finding in night.findings)
-    told = [_told(device, [one for one in night.findings if one.device == device]) for device in devices]
-    return f"regressed {since}: {'; '.join(told)}; see {page}"
+    described = [_described(device, [one for one in night.findings if one.device == device]) for device in devices]
+    return f"regressed {since}: {'; '.join(described)}; see {page}"
 
 
-def _told(device: str, findings: list[Finding]) -> str:
+def _described(device: str, findings: list[Finding]) -> str:
     """The findings of a device, the gravest first: the count of each kind, and its first finding."""
     counts = Counter(finding.kind for finding in findings)
     parts = []

@@ -94,9 +94,9 @@ def work_night(config: FlowConfig) -> dict[str, Any]:
         with turn:
             if shared is not None:
                 shared.nights.fetch()
-            if (told := concluded(config, run.key, history, known)) is not None:
-                get_run_logger().info("another worker has concluded this night: %s", told["nightly"]["line"])
-                return told
+            if (described := concluded(config, run.key, history, known)) is not None:
+                get_run_logger().info("another worker has concluded this night: %s", described["nightly"]["line"])
+                return described
             return _Tonight(run, config, outputs, history, began).conclude(webhook)
 
     return tailor(table_of(config), config, "report", conclude=conclude)
@@ -148,8 +148,8 @@ class _Tonight:
         worse = self._worse_than_champion(earlier, night, comparison)
         promoted = settings.promote == "always" or (settings.promote == "unless regressed" and not worse)
         since = before.began if before else None
-        told = {"compared_with": since, "findings": comparison.findings, "promoted": promoted}
-        night = night.model_copy(update=told)
+        described = {"compared_with": since, "findings": comparison.findings, "promoted": promoted}
+        night = night.model_copy(update=described)
         report = NightReport(
             night=night,
             comparison=comparison,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks.data
-from flows.config import AdaptConfig, FlowConfig
+from flows.config import FlowConfig, RetargetConfig
 from flows.pipeline.pages import Facts
 from flows.pipeline.results import of
 from flows.pipeline.run import Output, Run, Surroundings
@@ -160,7 +160,7 @@ def gather(
     """The record of tonight. finished: all stages except those of `watched`, which timed the devices."""
     sensitivities = AccuracyValidation.read(outputs["sensitivities"][ALONE].folder / ACCURACY_FILE)
     supernet = digest_of(trained_supernet(config, outputs))
-    network = supernet if isinstance(config, AdaptConfig) else digest_of(model_key(config.model))
+    network = supernet if isinstance(config, RetargetConfig) else digest_of(model_key(config.model))
     libraries = {f"library {name}": version for name, version in library_versions().items()}
     return Night(
         began=began,
@@ -231,7 +231,7 @@ def _watch(at: Context, out: Path, progress: Progress) -> StageResult:
         return time_device(device, request, out, progress)
 
 
-def _told(times: NightTimes) -> Facts:
+def _described(times: NightTimes) -> Facts:
     timed: list[OperatorRounds | SubNetRounds] = [*times.operators, *times.subnets]
     failed = sum(bool(one.reason) for one in timed)
     return {"operators": str(len(times.operators)), "SubNets": str(len(times.subnets)), "failed": str(failed)}
@@ -247,7 +247,7 @@ WATCH = StageSpec(
     settings=lambda at: key_settings(at.config.nightly),
     inputs=lambda at: (at.fingerprint, at.device, at.file("export", EXPORTS_FILE)),
     artifacts=lambda at: (TIMES_FILE,),
-    facts=of(NightTimes, _told),
+    facts=of(NightTimes, _described),
     anew=lambda at: True,
     agent=True,
 )

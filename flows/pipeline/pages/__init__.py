@@ -58,8 +58,8 @@ def by_device(tell: Callable[[StageResult], Facts], results: Mapping[str, StageR
     """Facts of one stage. results: by device; with several devices, fact names are prefixed with the device's name."""
     if len(results) == 1:
         return tell(next(iter(results.values())))
-    told = {device: tell(result) for device, result in results.items()}
-    return {f"{device}: {name}": text for device, facts in told.items() for name, text in facts.items()}
+    described = {device: tell(result) for device, result in results.items()}
+    return {f"{device}: {name}": text for device, facts in described.items() for name, text in facts.items()}
 
 
 def named_by(score: str, facts: Facts) -> Facts:
@@ -364,8 +364,8 @@ def policies(result: Policies) -> Facts:
 
 def without_thresholds(result: Policies) -> Facts:
     """Reasons why SubNets have no thresholds."""
-    told = (result.reason, *(row.reason for row in result.subnets))
-    reasons = list(dict.fromkeys(reason for reason in told if reason is not None))
+    described = (result.reason, *(row.reason for row in result.subnets))
+    reasons = list(dict.fromkeys(reason for reason in described if reason is not None))
     return {"without thresholds": "; ".join(reasons[:MOST_FAILURES])} if reasons else {}
 
 
@@ -377,8 +377,8 @@ def streamed(result: StreamedNetwork) -> Facts:
 
 def events(result: StreamedNetwork) -> Facts:
     """Events of guards, and the methods left out."""
-    told = {f"events, {one.method}": events_text(one) for one in result.methods if one.events}
-    return told | {f"left out, {method}": why for method, why in result.left_out.items()}
+    described = {f"events, {one.method}": events_text(one) for one in result.methods if one.events}
+    return described | {f"left out, {method}": why for method, why in result.left_out.items()}
 
 
 Row = Mapping[str, Any]

@@ -3,7 +3,7 @@
 A new stage is one row here. The body of a stage is one call into `tasks`.
 """
 
-from flows.config import AdaptConfig, FlowConfig
+from flows.config import FlowConfig, RetargetConfig
 from flows.pipeline.stages.comparison import BASELINES, COMPARED, SIBLING
 from flows.pipeline.stages.levels import FRONT, POLICY
 from flows.pipeline.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
@@ -30,7 +30,7 @@ SEARCHED = (ENUMERATE, BATCHES, ENGINE, PROFILE, SENSITIVITIES, INT8, LATENCY, R
 FINAL = (POLICY, FRONT, EXPORT, SIBLING, BASELINES, COMPARED)
 """The stages that build on winners."""
 
-ADAPTATION = (GIVEN, CHECK, *SEARCHED, *FINAL)
+RETARGETING = (GIVEN, CHECK, *SEARCHED, *FINAL)
 """From a SuperNet to checked files for every device."""
 
 PIPELINE = (
@@ -52,4 +52,4 @@ PIPELINE = (
 
 def table_of(config: FlowConfig) -> tuple[StageSpec, ...]:
     """The stages of a run with this config."""
-    return ADAPTATION if isinstance(config, AdaptConfig) else PIPELINE
+    return RETARGETING if isinstance(config, RetargetConfig) else PIPELINE

@@ -147,8 +147,8 @@ def _why(stage: StageRun, folder: StageFolder, around: Surroundings) -> str:
         return "no folder yet"
     finished = around.store.finished(stage.name)
     settings = json.loads(json.dumps(stage.settings))
-    told = [made_from for path in finished if (made_from := MadeFrom.of(path))]
-    found = [(list(changes(one.settings, settings)), one.code != stage.code) for one in told]
+    described = [made_from for path in finished if (made_from := MadeFrom.of(path))]
+    found = [(list(changes(one.settings, settings)), one.code != stage.code) for one in described]
     if not found:
         return "settings, inputs or code changed"
     names, is_code_changed = min(found, key=lambda pair: len(pair[0]))  # the most similar folder

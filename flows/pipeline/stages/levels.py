@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tailor_ir
 from adaptive_runtime.bundle.bundles import BundleFormat
-from flows.config import AdaptConfig, FlowConfig, leveled
+from flows.config import FlowConfig, RetargetConfig, leveled
 from flows.pipeline import pages
 from flows.pipeline.results import of
 from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
@@ -48,7 +48,7 @@ else:
 
 def _names(at: Context) -> tuple[str, ...]:
     """The device that gets the bundle, then the others."""
-    return at.device, *at.config.export.together.get(at.device, ())
+    return at.device, *at.config.export.shared_bundle.get(at.device, ())
 
 
 def _devices(at: Context) -> list[LevelDevice]:
@@ -170,7 +170,7 @@ POLICY = StageSpec(
     wanted=lambda config, until: (
         config.policy.subnets > 0
         and tailor_ir.asks_for_exits(
-            tailor_ir.load_spec(config.supernet) if isinstance(config, AdaptConfig) else config.space
+            tailor_ir.load_spec(config.supernet) if isinstance(config, RetargetConfig) else config.space
         )
     ),
     agent=True,

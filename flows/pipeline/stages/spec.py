@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptive_runtime.base.files import sha256_of
-from flows.config import AdaptConfig, FlowConfig, RunConfig
+from flows.config import FlowConfig, RetargetConfig, RunConfig
 from flows.pipeline.pages import Facts, nothing, plain
 from flows.pipeline.run import Output, StageRun, Surroundings
 from flows.pipeline.versions import code_version, user_code_version
@@ -87,7 +87,7 @@ ALONE = ""
 
 def trained_supernet(config: FlowConfig, outputs: Outputs) -> Path:
     """The SuperNet of a finished run: the one from the last training, or the given one."""
-    return config.supernet if isinstance(config, AdaptConfig) else outputs["finetune"][ALONE].folder / SUPERNET
+    return config.supernet if isinstance(config, RetargetConfig) else outputs["finetune"][ALONE].folder / SUPERNET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +206,12 @@ class Context:
     @property
     def supernet(self) -> Path:
         """The SuperNet before fine-tuning, or the given one."""
-        return self.config.supernet if isinstance(self.config, AdaptConfig) else self.file("compile", SUPERNET)
+        return self.config.supernet if isinstance(self.config, RetargetConfig) else self.file("compile", SUPERNET)
 
     @property
     def trained(self) -> Path:
         """The SuperNet after fine-tuning, or the given one."""
-        return self.config.supernet if isinstance(self.config, AdaptConfig) else self.file("finetune", SUPERNET)
+        return self.config.supernet if isinstance(self.config, RetargetConfig) else self.file("finetune", SUPERNET)
 
     def has(self, stage: str) -> bool:
         """Whether this run has a stage that some runs leave out."""
@@ -267,7 +267,7 @@ class StageSpec:
     """Digests, and files and folders, which count by content."""
     scope: Scope = ONCE
     needs: tuple[str, ...] = ()
-    """Earlier stages that it reads; `adapt` has a given SuperNet instead of "compile" and "finetune"."""
+    """Earlier stages that it reads; `retarget` has a given SuperNet instead of "compile" and "finetune"."""
     reads: tuple[str, ...] = ()
     """Earlier stages that it reads if the run has them."""
     ends: str | None = None

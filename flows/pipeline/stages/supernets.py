@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.config import AdaptConfig, FlowConfig, RunConfig
+from flows.config import FlowConfig, RetargetConfig, RunConfig
 from flows.pipeline import pages
 from flows.pipeline.results import of
 from flows.pipeline.stages.spec import SUPERNET, Context, Scope, StageSpec, backbone_key, data_key, model_key
@@ -59,7 +59,7 @@ def _check(at: Context, out: Path, progress: Progress) -> StageResult:
     """Budgets are not part of the key: a run with other budgets repeats nothing; its search reports too low budgets."""
     config = at.config
     rules = {name: config.limited_memory_of(name) for name in config.device}
-    if isinstance(config, AdaptConfig):
+    if isinstance(config, RetargetConfig):
         return check.supernet(config.supernet, config.search, rules)
     given = check.UncompiledNetwork(
         settings=config.compile,
@@ -82,7 +82,9 @@ def _check_settings(at: Context) -> dict[str, Any]:
     limits = {name: config.search.limits_of(name).given for name in config.device}
     rules = {name: asdict(config.limited_memory_of(name)) for name in config.device if "memory_mib" in limits[name]}
     bounded = {"limits": limits, "rules": rules, "together": config.search.together} if any(limits.values()) else {}
-    return bounded if isinstance(config, AdaptConfig) else {**bounded, **_compile_settings(at), **backbone_key(config)}
+    return (
+        bounded if isinstance(config, RetargetConfig) else {**bounded, **_compile_settings(at), **backbone_key(config)}
+    )
 
 
 def _compile_settings(at: Context) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def _base(at: Context, out: Path, progress: Progress) -> StageResult:
 
 def _given(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
-    if isinstance(config, AdaptConfig):
+    if isinstance(config, RetargetConfig):
         return given.evaluate_supernet(config.supernet, config.data, config.predict.recalibration_images)
     return given.evaluate_file(config.model, config.data, out)
 
@@ -127,7 +129,9 @@ CHECK = StageSpec(
     body=_check,
     modules=("tasks.search.check",),
     settings=_check_settings,
-    inputs=lambda at: (at.supernet,) if isinstance(at.config, AdaptConfig) else (model_key(at.training.model), at.data),
+    inputs=lambda at: (
+        (at.supernet,) if isinstance(at.config, RetargetConfig) else (model_key(at.training.model), at.data)
+    ),
     facts=pages.space,
     wanted=_checked_early,
 )
@@ -152,13 +156,15 @@ GIVEN = StageSpec(
     modules=("tasks.training.evaluate_given",),
     settings=lambda at: {"recalibration_images": at.config.predict.recalibration_images},
     inputs=lambda at: (
-        at.config.supernet if isinstance(at.config, AdaptConfig) else model_key(at.config.model),
+        at.config.supernet if isinstance(at.config, RetargetConfig) else model_key(at.config.model),
         at.data,
     ),
     facts=pages.given,
-    wanted=lambda config, until: until == "report" and (isinstance(config, AdaptConfig) or config.model.kind == "onnx"),
+    wanted=lambda config, until: (
+        until == "report" and (isinstance(config, RetargetConfig) or config.model.kind == "onnx")
+    ),
 )
-"""The accuracy of an .onnx file or a SuperNet to adapt, which no stage trains; data other than its own is refused."""
+"""The accuracy of an .onnx file or a SuperNet to retarget, which no stage trains; data other than its own is refused."""
 
 COMPILE = StageSpec(
     name="compile",

@@ -290,7 +290,7 @@ def policies_of(at: Context) -> Sequence[SubnetPolicy]:
 
 def is_placed(at: Context) -> bool:
     """Whether the bundle of a stage's device has SubNets that offload to other devices."""
-    return at.config.export.placed and at.device == at.config.partition.devices[0]
+    return at.config.export.offload and at.device == at.config.partition.devices[0]
 
 
 def placed_settings(at: Context) -> dict[str, Any]:
@@ -394,7 +394,7 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
 
 def _others(at: Context) -> tuple[str, ...]:
     """The devices whose formats the bundle of this device also contains."""
-    return at.config.export.together.get(at.device, ())
+    return at.config.export.shared_bundle.get(at.device, ())
 
 
 def _formats(at: Context) -> tuple[FurtherFormat, ...]:

@@ -55,7 +55,7 @@ MAKING = ".making"
 
 
 def made_whole(file: Path) -> str | None:
-    """Make MLflow's database, or migrate it; returns a line if a half-made one was set aside for it, else None.
+    """Make MLflow's database, or migrate it; returns a line if a half-made one was quarantined for it, else None.
 
     The caller has exclusive use of the file. The database of a newer MLflow is left as it is. UserError: a half-made one that
     has runs.
@@ -69,10 +69,10 @@ def made_whole(file: Path) -> str | None:
     except (SQLAlchemyError, MlflowException, CommandError) as error:
         if no_space(error) or not file.exists():
             raise
-        aside = _aside(file, error)
+        quarantined = _quarantined(file, error)
         _publish(file, None)
         was = "was left half-made by a run that was killed"
-        return f"MLflow's database '{file}' {was}: set aside as '{aside}', and made anew"
+        return f"MLflow's database '{file}' {was}: quarantined as '{quarantined}', and made anew"
     finally:
         _remove_unfinished(file)
     return None
@@ -104,7 +104,7 @@ def _first(file: Path, query: str) -> Any:
     return None
 
 
-def _aside(file: Path, error: Exception) -> Path:
+def _quarantined(file: Path, error: Exception) -> Path:
     """Move a half-made database away, and return its new path; UserError if it has runs, which the user may want to save."""
     if _first(file, "SELECT 1 FROM runs LIMIT 1"):
         raise UserError(
@@ -132,7 +132,7 @@ DIGEST_TAG = "autotailor.digest"
 FILE_DIGEST_TAG, FILE_ADDRESS_TAG = "z.digest", "z.artifact"
 """Tags of a run, by artifact. Nobody reads these, so the names sort last."""
 OUTPUT_TAG = "autotailor.output"
-TOLD_TAG = "autotailor.told"
+REPORTED_TAG = "autotailor.told"
 """Tag of a stage's run: "true" if the pipeline run has all of its data. Prefix of a pipeline run's tags for later steps."""
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"
@@ -184,18 +184,18 @@ class Tracker:
         tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, NAME_TAG: name}
         return _start(self.client, self.experiment, tags)
 
-    def has_told(self, stage: str, key: str) -> bool:
+    def has_reported(self, stage: str, key: str) -> bool:
         """Whether the pipeline run already has all data of a stage, from this worker, an earlier one, or another."""
-        tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, TOLD_TAG: "true"}
+        tags = {STAGE_TAG: stage, KEY_TAG: key, PARENT_TAG: self.run_id, REPORTED_TAG: "true"}
         return bool(self.client.search_runs([self.experiment], _with(tags), ViewType.ACTIVE_ONLY, max_results=1))
 
-    def set_told(self, run_id: str) -> None:
+    def set_reported(self, run_id: str) -> None:
         """Mark that the pipeline run has all data of this run's stage."""
-        self.tag(run_id, {TOLD_TAG: "true"})
+        self.tag(run_id, {REPORTED_TAG: "true"})
 
     def once(self, what: str, tell: Callable[[], None]) -> None:
         """Log something that follows the stages to the pipeline run, unless it has been logged before."""
-        tag = f"{TOLD_TAG}.{what}"
+        tag = f"{REPORTED_TAG}.{what}"
         if tag not in self.client.get_run(self.run_id).data.tags:
             tell()
             self.tag(self.run_id, {tag: "true"})

@@ -1,6 +1,6 @@
 """Leftovers in an output folder, on a disk or at a URL: listed by kind and state, and removed if nobody works on them.
 
-On a disk, they are remains of killed runs, damaged folders that were set aside, and unreferenced stages:
+On a disk, they are remains of killed runs, damaged folders that were quarantined, and unreferenced stages:
 
     stages/STAGE/KEY.partial        unfinished: a stage in progress, or one whose run was killed
     stages/STAGE/KEY.old            unfinished: a folder that was being replaced or removed
@@ -41,7 +41,7 @@ from tasks.base.errors import UserError
 from tasks.measuring.lut.table import PARTS
 
 LeftoverKind = Literal["unfinished", "damaged", "stages", "contents"]
-"""Unfinished stages of killed runs, damaged folders set aside, complete stages, and contents of files at a URL."""
+"""Unfinished stages of killed runs, damaged folders quarantined, complete stages, and contents of files at a URL."""
 LeftoverState = Literal["used", "recent", "old", "at work", "removed"]
 """Referred to; younger than the limit; removable; in use by a process; gone."""
 
@@ -322,8 +322,8 @@ class UrlCleaner:
         old = [one for one in found if one.leftover.state == "old"]
         silent = self.mirror.locks.silent({one.stage for one in old if one.stage}, say)
         used = referred_at(self.mirror) if self.stages else set[str]()
-        told = [self._removed(one, silent, used) if one.leftover.state == "old" else one.leftover for one in found]
-        return [*told, *self._contents.remove(say)]
+        described = [self._removed(one, silent, used) if one.leftover.state == "old" else one.leftover for one in found]
+        return [*described, *self._contents.remove(say)]
 
     @property
     def _contents(self) -> ContentCleaner:

@@ -244,19 +244,19 @@ def _streamed(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> 
 def _played(playing: _Playing, method: StreamMethod, player: StreamPlayer) -> Played:
     """Play the stream under one method, with its error so far on the bar and each window's as a metric."""
     subnet, window_images, progress = playing.subnet, playing.window_images, playing.progress
-    total, told = playing.images, 0
+    total, described = playing.images, 0
     with progress.bar(method, total=total) as bar:
 
         def after(played: Played, images: int) -> None:
-            nonlocal told
+            nonlocal described
             bar.advance(images)
             last = f"; {played.events[-1].kind}" if played.events else ""
             bar.note(f"error {error_percent(played.right_N):.1f} %{last}")
             done = len(played.right_N)
             windows = played.windows if done == total else played.windows[: done // window_images]
-            for number, error in enumerate(windows[told:], told):
+            for number, error in enumerate(windows[described:], described):
                 progress.metrics({f"window_error_percent.{method}": error}, min((number + 1) * window_images, total))
-            told = len(windows)
+            described = len(windows)
 
         return play(player, stream(playing.drift, subnet.images), subnet.size, window_images, after)
 

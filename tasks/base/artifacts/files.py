@@ -1,6 +1,6 @@
 """Files of stages: atomic writing, quarantine of damaged files, and JSON lines with checksums.
 
-Damaged files are moved aside for inspection before new files replace them. Files of JSON lines grow while a stage
+Damaged files are quarantined for inspection before new files replace them. Files of JSON lines grow while a stage
 works. `crc32`, the last member of each line, is the checksum of the line without it. It detects damaged lines even if
 they still parse.
 """
@@ -20,7 +20,7 @@ from tasks.base.errors import UserError
 WORKED_IN = ".partial"
 
 
-def set_aside(path: Path, folder: Path) -> Path:
+def quarantine(path: Path, folder: Path) -> Path:
     """Move a damaged file or folder into quarantine; returns its new path.
 
     folder: the stage's folder, under its final or its `.partial` name. The folder itself moves to `KEY.damaged-N`, one of its

@@ -28,9 +28,9 @@ from tasks.base.artifacts.files import (
     append_line,
     append_lines,
     damaged_lines,
+    quarantine,
     read_json,
     read_lines,
-    set_aside,
     write_bytes,
     write_json,
     write_whole_lines,
@@ -240,8 +240,8 @@ class MadeFrom(BaseModel):
 def _mend(folder: StageFolder) -> Iterator[str]:
     """Quarantine the damaged files of a folder, published or partial; yields one message for each."""
     if folder.final.exists() and not folder.anew and (what := damage(folder.final) or _no_result(folder.final)):
-        place = set_aside(folder.final, folder.final)
-        yield f"stored files are damaged ({what}): set aside as '{place}' and made again"
+        place = quarantine(folder.final, folder.final)
+        yield f"stored files are damaged ({what}): quarantined as '{place}' and made again"
     for file in sorted(folder.partial.rglob(LINES)) if not folder.complete else ():
         if said := mend_lines(file, folder.partial):
             yield said
@@ -260,9 +260,9 @@ def mend_lines(file: Path, folder: Path) -> str | None:
     """Quarantine a file that has damaged lines and keep its intact lines; returns a message, or None if nothing was damaged."""
     if not (count := damaged_lines(file)):
         return None
-    place = set_aside(file, folder)
+    place = quarantine(file, folder)
     write_whole_lines(place, file)
-    return f"{count} lines of {file.name} are damaged: set aside as '{place}', the others are used"
+    return f"{count} lines of {file.name} are damaged: quarantined as '{place}', the others are used"
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class GivenSuperNet(EndsAccuracy, Result):
     """The result for a SuperNet that no run of this folder made."""
 
     STAGE: ClassVar[str] = "given"
-    COMMAND: ClassVar[str] = "adapt"
+    COMMAND: ClassVar[str] = "retarget"
 
 
 class EnumerateResult(Result):

@@ -35,10 +35,10 @@ class SeveralClasses(LearningProblem):
         """The record with the targets of a source."""
         return SeveralClasses(source.heads)
 
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description of the output: the logits of each target."""
-        told = ", ".join(f"{name} {count}" for name, count in self.heads.items())
-        return f"one tensor (B, {classes}): a number for each class of each target, side by side ({told})"
+        described = ", ".join(f"{name} {count}" for name, count in self.heads.items())
+        return f"one tensor (B, {classes}): a number for each class of each target, side by side ({described})"
 
     def output_shape(self, classes: int, resolution: int | None) -> tuple[int | None, ...]:
         """(B, K)."""
@@ -119,7 +119,7 @@ class Classification(LearningProblem):
         self.judged_by = judged_by
         self.metric, self.score, self.lacks = JUDGED[judged_by]
 
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description of the output: one number for each class."""
         return (
             f"one tensor (B, {classes}): a number for each class of the data, for classification; data with masks are for "

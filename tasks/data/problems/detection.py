@@ -190,7 +190,7 @@ class Detection(LearningProblem):
             head, candidates=min(head.candidates, MOST_DETECTIONS), most=min(head.most, MOST_DETECTIONS)
         )
 
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description of the output: a row for each anchor."""
         head = self.head
         centreness = ", and centre-ness" if head.has_centreness else ""

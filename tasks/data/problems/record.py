@@ -102,7 +102,7 @@ class LearningProblem(ABC):
         return self
 
     @abstractmethod
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description, for messages, of the raw output that a network must have."""
 
     @abstractmethod

@@ -39,7 +39,7 @@ class Restoration(LearningProblem):
         self.name = "restoration" if upscale == 1 else f"super_resolution_x{upscale}"
         self.upscale = upscale
 
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description of the output: an image."""
         return f"one tensor (B, {classes}, h, w): an image of as many channels as the data's, no larger than its target"
 

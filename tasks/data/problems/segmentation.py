@@ -31,7 +31,7 @@ class Segmentation(LearningProblem):
     judged_by = "mean_iou"
     outside = "the enlargement of logits to the image"
 
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description of the output: one number for each class at each position."""
         return f"one tensor (B, {classes}, h, w): a number for each class of the data at each position, of any h and w"
 

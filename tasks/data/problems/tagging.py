@@ -30,7 +30,7 @@ class Tagging(LearningProblem):
     judged_by = "word_accuracy"
     reads = "tagged"
 
-    def output_told(self, classes: int) -> str:
+    def output_text(self, classes: int) -> str:
         """Description of the output: one number for each class at each word."""
         return f"one tensor (B, T, {classes}): a number for each class of the data at each word"
 

@@ -141,7 +141,7 @@ def stress_tables(report: StressReport) -> Group:
 
 def _phases(report: StressReport) -> Table:
     right = "right" if report.labelled else "as the largest"
-    told = f"{right}: of the requests' own images; " if report.labelled else ""
+    described = f"{right}: of the requests' own images; " if report.labelled else ""
     heads = ("answers", "in time", "mean ms", "with HTTP, ms", "accuracy", "late = wrong", right)
     table = Table(
         "phase",
@@ -149,7 +149,7 @@ def _phases(report: StressReport) -> Table:
         *(Column(name, justify="right") for name in heads),
         "SubNets that answered",
         title=f"under stress, within {report.budget_ms:.3g} ms",
-        caption=f"in time and ms: in the model, without HTTP; {told}accuracy: {escape(report.split)} of what answered",
+        caption=f"in time and ms: in the model, without HTTP; {described}accuracy: {escape(report.split)} of what answered",
         title_justify="left",
         caption_justify="left",
     )

@@ -181,9 +181,9 @@ class AskedService:
         """The answer to images that `body_of` packed. UserError: the service refuses."""
         start_s = time.perf_counter()
         headers = {LENGTH_HEADER: str(body.json_bytes)}
-        told = self._asked("POST", INFER, content=body.content, headers=headers)
+        described = self._asked("POST", INFER, content=body.content, headers=headers)
         round_trip_ms = (time.perf_counter() - start_s) * 1e3
-        facts, outputs = told["parameters"], {one["name"]: one["data"] for one in told["outputs"]}
+        facts, outputs = described["parameters"], {one["name"]: one["data"] for one in described["outputs"]}
         classes = tuple(outputs["classes"])
         named = (tuple(facts[name].split(",")) for name in ("subnet", "exit"))
         # a service reports a name only once if all images share it
@@ -216,16 +216,16 @@ def bundle_service(bundle: Path, words: Sequence[str], ready_s: float) -> Iterat
     token = secrets.token_urlsafe(24)
     fixed = ["--port", "0", "--stop-with-stdin", "--deadline-ms", str(DEADLINE_MS)]
     command = [sys.executable, "-m", "adaptive_runtime", "serve", str(bundle), *fixed, *words]
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as described:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=described,
             env=os.environ | {TOKEN_VARIABLE: token},
         )
         try:
-            url = _address(process, told, ready_s)
+            url = _address(process, described, ready_s)
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=ready_s) as http:
                 yield AskedService(http, f"{url}/#{token}")
         finally:
@@ -234,7 +234,7 @@ def bundle_service(bundle: Path, words: Sequence[str], ready_s: float) -> Iterat
                 process.stdout.close()
 
 
-def _address(process: subprocess.Popen[bytes], told: IO[bytes], ready_s: float) -> str:
+def _address(process: subprocess.Popen[bytes], described: IO[bytes], ready_s: float) -> str:
     """The address of a service, once it is ready."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], ready_s)[0]:
@@ -243,8 +243,8 @@ def _address(process: subprocess.Popen[bytes], told: IO[bytes], ready_s: float) 
         )
     line = process.stdout.readline().decode().strip()
     if not line.startswith(READY):
-        told.seek(0)
-        last = told.read().decode(errors="replace").strip().splitlines()[-1:]
+        described.seek(0)
+        last = described.read().decode(errors="replace").strip().splitlines()[-1:]
         raise UserError("stress", f"the service has not started: {last[0] if last else 'it tells no reason'}")
     return line.removeprefix(READY)
 

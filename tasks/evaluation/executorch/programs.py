@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from profiling_agents.backends.onnx_files import read_onnx, with_filled_tensors
-from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.sanitized_names import SanitizedNames
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Shape
 from tailor_ir import Config, OperatorFeature, Statistics, SuperNet, operator_model
@@ -47,7 +47,7 @@ def operator_jobs(features: Sequence[OperatorFeature], limits: ConversionLimits)
     import onnx2torch  # takes seconds: it imports torchvision
 
     def program(feature: OperatorFeature) -> _Program:
-        model = with_filled_tensors(read_onnx(operator_model(feature), OwnNames()))
+        model = with_filled_tensors(read_onnx(operator_model(feature), SanitizedNames()))
         return _program(onnx2torch.convert(model).eval(), feature.input_shapes)
 
     return _jobs({feature.digest: partial(program, feature) for feature in features}, limits)
@@ -61,11 +61,11 @@ def _program(module: nn.Module, shapes: Sequence[Shape]) -> _Program:
     return content.getvalue(), tuple(shapes), len(exported.graph_signature.user_outputs)
 
 
-def _jobs(makers: Mapping[str, Callable[[], _Program]], limits: ConversionLimits) -> dict[str, Outcome]:
+def _jobs(builders: Mapping[str, Callable[[], _Program]], limits: ConversionLimits) -> dict[str, Outcome]:
     """The jobs of programs, which are named by number: programs have no names of inputs and outputs."""
     found: dict[str, _Program] = {}
     outcomes: dict[str, Outcome] = {}
-    for key, make in makers.items():
+    for key, make in builders.items():
         try:
             found[key] = make()
         except Exception as error:  # noqa: BLE001 - of many kinds, none of them ours
@@ -84,4 +84,4 @@ def _jobs(makers: Mapping[str, Callable[[], _Program]], limits: ConversionLimits
                 output_names=tuple(f"out{number}" for number in range(outputs)),
             )
         )
-    return {key: outcomes[key] for key in makers}
+    return {key: outcomes[key] for key in builders}

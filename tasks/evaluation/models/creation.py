@@ -27,17 +27,17 @@ from tasks.base.errors import UserError, shortened
 from tasks.data.problems import CLASSIFICATION, LearningProblem, require
 from tasks.data.problems.record import ONE_HEAD
 from tasks.data.samples import AnyForm, SampleForm, SeveralInputs
-from tasks.evaluation.models.outputs import check_answer, check_shapes, classifier_of, sizes_told
+from tasks.evaluation.models.outputs import check_answer, check_shapes, classifier_of, sizes_text
 from tasks.evaluation.models.own_code import (
     ROOMS,
     USERS_ENDS,
     UserModule,
+    described,
     findable,
     imported,
     line_of,
     own_names,
     source_of,
-    told,
 )
 from tasks.evaluation.models.settings import (
     ModelSettings,
@@ -74,8 +74,8 @@ def _joined(heads: Mapping[str, int], outputs: Outputs) -> torch.Tensor:
         logits = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
     got = [int(one.shape[1]) if one.ndim == 2 else tuple(one.shape[1:]) for one in logits]
     if got != list(heads.values()):
-        told = ", ".join(f"{name} {count}" for name, count in heads.items())
-        raise ValueError(f"heads give {got} numbers for each sample; allowed: {told}")
+        described = ", ".join(f"{name} {count}" for name, count in heads.items())
+        raise ValueError(f"heads give {got} numbers for each sample; allowed: {described}")
     return torch.cat(logits, 1)
 
 
@@ -129,7 +129,7 @@ def _taken_outputs(
     raise UserError(
         where,
         f"gives {len(given)} outputs ({', '.join(given)})",
-        allowed=problem.output_told(classes) + (", or an output (B, K) for each target" if heads else ""),
+        allowed=problem.output_text(classes) + (", or an output (B, K) for each target" if heads else ""),
         next_step=f"name what is taken: model.outputs=[{','.join(f'OUTPUT_OF_{name}' for name in heads) or 'OUTPUT'}]",
     )
 
@@ -154,7 +154,7 @@ def _check_head(where: str, value: onnx.ValueInfoProto, target: str, classes: in
     if sizes is None or len(sizes) != 2 or sizes[1] != classes:
         raise UserError(
             where,
-            f"output '{value.name}' for target '{target}' is {'open' if sizes is None else sizes_told(sizes)}",
+            f"output '{value.name}' for target '{target}' is {'open' if sizes is None else sizes_text(sizes)}",
             allowed=f"(B, {classes}), a number for each class of '{target}'",
             next_step="export it so, or give the outputs in the order of data.targets: model.outputs=[OUTPUT,OUTPUT]",
         )
@@ -219,7 +219,9 @@ def create_callable(
                     allowed=f"a function of num_classes, {', '.join(facts)} and model.options",
                 ) from error
             raise UserError(
-                where, f"raises {told(error, folder)}", next_step=_taken(error) or "mend it, or check model.options"
+                where,
+                f"raises {described(error, folder)}",
+                next_step=_taken(error) or "mend it, or check model.options",
             ) from error
     if not isinstance(model, nn.Module):
         raise UserError(where, f"returns {type(model).__name__}", allowed="torch.nn.Module")
@@ -242,7 +244,7 @@ def _imported(where: str, name: str, source: UserModule | None) -> Callable[...,
             ) from error
         raise UserError(
             where,
-            f"cannot be imported: {told(error, code_folder(name))}",
+            f"cannot be imported: {described(error, code_folder(name))}",
             next_step=_taken(error) or "mend it, or name another function",
         ) from error
     return function

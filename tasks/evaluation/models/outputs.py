@@ -19,7 +19,7 @@ from tasks.data.problems import CLASSIFICATION, LearningProblem
 from tasks.data.problems.record import AtMost
 from tasks.data.samples import AnyForm, SampleForm
 from tasks.data.source import tensors
-from tasks.evaluation.models.own_code import USERS_ENDS, told
+from tasks.evaluation.models.own_code import USERS_ENDS, described
 
 SAMPLES = 2  # networks may drop an axis of size 1
 
@@ -50,7 +50,7 @@ def check_answer(
         takes = " and ".join(form.facts) if form.names or form.words else square
         raise UserError(
             where,
-            f"cannot run on {form.called} of shape {shapes}: {told(error, own_code)}",
+            f"cannot run on {form.called} of shape {shapes}: {described(error, own_code)}",
             next_step=f"check that it takes {takes}",
         ) from error
     finally:
@@ -59,7 +59,7 @@ def check_answer(
     outputs = list(answer.values()) if isinstance(answer, dict) else answer
     given = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if not all(isinstance(tensor, torch.Tensor) for tensor in given):
-        raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_told(classes))
+        raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_text(classes))
     check_shapes(where, [tuple(tensor.shape) for tensor in given], classes, problem, form.size[-1])
 
 
@@ -75,7 +75,7 @@ def check_shapes(
     resolution: rows and columns of the images that the network takes.
     """
     if len(outputs) != 1:
-        raise UserError(where, f"gives {len(outputs)} outputs", allowed=problem.output_told(classes))
+        raise UserError(where, f"gives {len(outputs)} outputs", allowed=problem.output_text(classes))
     (sizes,) = outputs
     if sizes is None:
         return
@@ -85,7 +85,7 @@ def check_shapes(
     if same_axes and wrong and wrong[0][1] == classes:
         raise UserError(where, f"gives {wrong[0][0]} outputs", allowed=f"{classes}, the classes of the data")
     if wrong or not same_axes:
-        raise UserError(where, f"gives a tensor {sizes_told(sizes)}", allowed=problem.output_told(classes))
+        raise UserError(where, f"gives a tensor {sizes_text(sizes)}", allowed=problem.output_text(classes))
 
 
 def _fits(size: int | None, wanted: int | None) -> bool:
@@ -94,7 +94,7 @@ def _fits(size: int | None, wanted: int | None) -> bool:
     return size <= wanted if isinstance(wanted, AtMost) else size == wanted
 
 
-def sizes_told(sizes: Sequence[int | None]) -> str:
+def sizes_text(sizes: Sequence[int | None]) -> str:
     """The sizes of a tensor for messages; None: an unknown size."""
     return f"({', '.join('?' if size is None else str(size) for size in sizes)})"
 
@@ -159,7 +159,9 @@ def classifier_of(whole: nn.Module, path: str, where: str, classes: int, form: S
             maps = maps_of(backbone(form.last_words(1)))
     except Exception as error:
         raise UserError(
-            where, f"cannot run on images alone: {told(error, None)}", allowed="a part that takes the network's images"
+            where,
+            f"cannot run on images alone: {described(error, None)}",
+            allowed="a part that takes the network's images",
         ) from error
     backbone.train()
     if not maps or not all(isinstance(one, torch.Tensor) and one.ndim == 4 for one in maps):

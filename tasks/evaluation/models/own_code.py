@@ -185,7 +185,7 @@ USERS_ENDS = (Exception, SystemExit)
 """Errors of the user's code. SystemExit is one: `sys.exit(0)` there would end the whole command as if it had succeeded."""
 
 
-def told(error: BaseException, folder: str | None) -> str:
+def described(error: BaseException, folder: str | None) -> str:
     """Type and message of an exception, and the innermost line below `folder` in its traceback."""
     kind, message = type(error).__name__, own_names(shortened(error))
     text = f"{kind} ({message})" if message else kind

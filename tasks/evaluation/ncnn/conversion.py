@@ -32,7 +32,7 @@ from onnx import compose, helper, numpy_helper
 import tailor_ir
 from profiling_agents.backends.base import ModelError
 from profiling_agents.backends.onnx_files import read_onnx
-from profiling_agents.backends.own_names import OwnNames
+from profiling_agents.backends.sanitized_names import SanitizedNames
 from profiling_agents.messages import MIB
 from tasks.evaluation.conversion import DEFAULT_LIMITS, ConversionError, ConversionLimits, last_line, run_limited
 from tasks.evaluation.ncnn.files import Layer, NcnnFiles, masks_for, weights_of, with_masks
@@ -306,7 +306,7 @@ def _prepared(model: bytes) -> bytes:
     The order and number of inputs and outputs stay.
     """
     try:
-        return fit_pools(read_onnx(model, OwnNames())).SerializeToString()
+        return fit_pools(read_onnx(model, SanitizedNames())).SerializeToString()
     except ModelError as error:
         raise ConversionError(f"pnnx gets no model: {' '.join(str(error).split())}") from error
 

@@ -74,7 +74,7 @@ def mend(folder: Path) -> Iterator[str]:
         except DamagedPartError:
             place = part.with_name(f"{part.name}.damaged")
             part.rename(place)
-            yield f"a part of the look-up table is damaged: set aside as '{place}', its operators are measured again"
+            yield f"a part of the look-up table is damaged: quarantined as '{place}', its operators are measured again"
 
 
 def write(folder: Path, rows: Iterable[Row], name: str | None = None) -> Path:

@@ -232,9 +232,9 @@ def run(
     fixed = _fixed(settings, device.name, found)
     if not found.engine_options or not settings.wanted:
         return _file(device.name, found, fixed, fixed).write(out / ENGINE_FILE)
-    maker = ModelsOfSubNets(tailor_ir.load(supernet, batch=device.batch), settings, found)
-    jobs, failed = maker.timed()
-    check = OutputCheck(client, maker.whole(tuple(jobs)), settings.tolerance.of(found.precision), settings.seed)
+    builder = ModelsOfSubNets(tailor_ir.load(supernet, batch=device.batch), settings, found)
+    jobs, failed = builder.timed()
+    check = OutputCheck(client, builder.whole(tuple(jobs)), settings.tolerance.of(found.precision), settings.seed)
     if fixed != DEFAULT_ENGINE and (reason := check.difference(fixed)):
         raise UserError(_where(device.name), f"{fixed.text}: {reason}", next_step="leave it to the runtime's default")
     choices = sum(len(one.choices) + 1 for one in found.engine_options)
@@ -247,7 +247,7 @@ def run(
         "gain": gain,
         "tried": tuple(descent.tried),
         "left_out": tuple(descent.left_out),
-        "subnets": tuple(_timed(maker.kinds, timer, chosen)),
+        "subnets": tuple(_timed(builder.kinds, timer, chosen)),
         "failed": failed,
         "measured_s": round(timer.spent_s, 3),
     }

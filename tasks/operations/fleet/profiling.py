@@ -87,7 +87,7 @@ def side_by_side(
     return found
 
 
-def deal(
+def assign_operators(
     devices: int, missing: Sequence[str], known: Sequence[str], settings: FleetProfileSettings, rng: np.random.Generator
 ) -> list[list[str]]:
     """Operators (digests) for each device. Operators that the table lacks are measured by `each_by` devices, or by all devices
@@ -106,7 +106,7 @@ def deal(
     return hands
 
 
-def deal_again(
+def reassign_operators(
     thin: Mapping[str, int], voted: Mapping[str, Collection[str]], devices: Sequence[str], rng: np.random.Generator
 ) -> dict[str, list[str]]:
     """Operators with too few votes, by device. thin: missing votes by operator; voted: devices that voted, by operator."""
@@ -118,7 +118,7 @@ def deal_again(
     return hands
 
 
-VerdictState = Literal["sound", "odd", "failed", "unknown"]
+VerdictState = Literal["sound", "outlier", "failed", "unknown"]
 """failed: it did not answer as an agent does. unknown: its kind has too few devices to identify outliers."""
 LEAST_VOTES = 3
 """Number of devices from which a median is trusted: one of them may be an outlier."""
@@ -160,10 +160,10 @@ def references(votes: Votes, table: Mapping[str, float]) -> dict[str, float]:
 
 
 def judge(
-    device: str, told: Sequence[Measurement], known: Mapping[str, float], settings: FleetProfileSettings
+    device: str, described: Sequence[Measurement], known: Mapping[str, float], settings: FleetProfileSettings
 ) -> DeviceVerdict:
     """The verdict on a device that answered. known: p50 [ms] by operator."""
-    compared = [(one.p50_ms, known[one.key]) for one in told if one.key in known]
+    compared = [(one.p50_ms, known[one.key]) for one in described if one.key in known]
     most = settings.most_off(len(compared)) if compared else None
     if most is None:
         return DeviceVerdict(device, "unknown", f"{len(compared)} of its operators are known of other devices")
@@ -175,7 +175,7 @@ def judge(
     if off <= most:
         return DeviceVerdict(device, "sound", share, off, len(compared), ratio)
     way = ", all have failed" if ratio is None else f", in the median {ratio:.2g} times as long"
-    return DeviceVerdict(device, "odd", share + way, off, len(compared), ratio)
+    return DeviceVerdict(device, "outlier", share + way, off, len(compared), ratio)
 
 
 ROUNDS = 3
@@ -215,17 +215,19 @@ def profile_fleet(
     """Check all devices (numbers of a registry), and complete the table of each kind in a store of look-up tables."""
     with progress.bar("devices", len(devices)) as bar:
         ask = partial(describe, access, limit_s=settings.limit_s)
-        told = side_by_side(ask, devices, settings.at_once, bar.advance)
+        described = side_by_side(ask, devices, settings.at_once, bar.advance)
     kinds: dict[tuple[str, tuple[Format, ...]], list[tuple[str, Capabilities]]] = {}
     for device in devices:
-        if isinstance(found := told[device], Capabilities):  # a device that takes other formats is a kind of its own
+        if isinstance(
+            found := described[device], Capabilities
+        ):  # a device that takes other formats is a kind of its own
             kinds.setdefault((profile.device_key(found).name, found.formats), []).append((device, found))
     profiled = []
     for members in kinds.values():
         table = profile.open_table(ALONE, store, members[0][1])
         kind = _Kind([device for device, _ in members], members[0][1], table, access, operators, settings)
         profiled.append(kind.run(rng, progress))
-    return FleetProfile(tuple(profiled), {one: why for one, why in told.items() if isinstance(why, str)})
+    return FleetProfile(tuple(profiled), {one: why for one, why in described.items() if isinstance(why, str)})
 
 
 class _Kind:
@@ -255,10 +257,10 @@ class _Kind:
     def run(self, rng: np.random.Generator, progress: Progress) -> ProfiledKind:
         """Measure, judge twice, measure the outliers' operators again elsewhere, and write the table."""
         start_s = time.perf_counter()
-        hands = deal(len(self._devices), self._missing, list(self._known), self._settings, rng)
-        told = self._ask(dict(zip(self._devices, hands, strict=True)), progress)
-        self._judge(told)
-        suspects = [one for one, verdict in self._verdicts.items() if verdict.state == "odd"]
+        hands = assign_operators(len(self._devices), self._missing, list(self._known), self._settings, rng)
+        described = self._ask(dict(zip(self._devices, hands, strict=True)), progress)
+        self._judge(described)
+        suspects = [one for one, verdict in self._verdicts.items() if verdict.state == "outlier"]
         self._judge(self._ask({one: self._others(one, rng) for one in suspects}, progress))
         for _ in range(ROUNDS):
             trusted = self._trusted()
@@ -266,7 +268,7 @@ class _Kind:
             wanting = {one: needed - len(self._counted(one)) for one in self._missing if one not in self._unmade}
             if not (thin := {one: count for one, count in wanting.items() if count > 0}):
                 break
-            self._note_failed(self._ask(deal_again(thin, self._votes, trusted, rng), progress))
+            self._note_failed(self._ask(reassign_operators(thin, self._votes, trusted, rng), progress))
         entries = list(self._entries())
         self._table.append(entries)
         return ProfiledKind(
@@ -296,12 +298,12 @@ class _Kind:
             return measure(self._access, device, jobs[device], fingerprint, self._settings)
 
         with progress.bar(self._table.device.name, len(hands)) as bar:
-            told = side_by_side(ask, hands, self._settings.at_once, bar.advance)
-        for device, answer in told.items():
+            described = side_by_side(ask, hands, self._settings.at_once, bar.advance)
+        for device, answer in described.items():
             self._count += len(answer.measurements)
             for one in answer.measurements:
                 self._votes.setdefault(one.key, {})[device] = one
-        return told
+        return described
 
     def _make(self, wanted: Iterable[str]) -> None:
         """Make the models of operators in the format that the kind takes."""
@@ -313,15 +315,15 @@ class _Kind:
             self._jobs |= {job.key: job for job in jobs}
             self._unmade |= {failure.key: failure for failure in failures}
 
-    def _judge(self, told: Mapping[str, DeviceAnswer]) -> None:
+    def _judge(self, described: Mapping[str, DeviceAnswer]) -> None:
         """Judge devices by their latest answers. Answers of devices that are odd or failed do not count as votes."""
         by = references(self._votes, self._known)
-        for device, answer in told.items():
+        for device, answer in described.items():
             self._verdicts[device] = judge(device, answer.measurements, by, self._settings)
-        self._note_failed(told)
+        self._note_failed(described)
 
-    def _note_failed(self, told: Mapping[str, DeviceAnswer]) -> None:
-        for device, answer in told.items():
+    def _note_failed(self, described: Mapping[str, DeviceAnswer]) -> None:
+        for device, answer in described.items():
             if answer.reason is not None:
                 self._verdicts[device] = DeviceVerdict(device, "failed", answer.reason)
 

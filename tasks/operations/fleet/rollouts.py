@@ -49,30 +49,30 @@ class WindowedSums(NamedTuple):
         return TelemetrySums(**fields, heard=self.heard_NW[:, first:last].sum(1)[None].astype(float))
 
 
-def record(connection: Connection, device: str, told: Telemetry, now_s: float, window_s: float) -> int | None:
+def record(connection: Connection, device: str, described: Telemetry, now_s: float, window_s: float) -> int | None:
     """Add sums to the window that `now_s` is in; a repeated message is added once. None: the sums count.
 
     A number: the registry already has this sequence number of the device, or a later one, with different telemetry. The device
     then reports from an older copy of its folder, as after a restored backup: nothing is added, and the device's row says so.
     """
-    columns = (devices.c.sequence, devices.c.told, devices.c.restored)
+    columns = (devices.c.sequence, devices.c.described, devices.c.restored)
     before = connection.execute(select(*columns).where(devices.c.id == device).with_for_update()).one()
-    digest = hashlib.sha256(told.model_dump_json().encode()).hexdigest()
+    digest = hashlib.sha256(described.model_dump_json().encode()).hexdigest()
     values: dict[str, Any] = {"seen_s": now_s}
-    if told.sequence > before.sequence:
-        values |= {"active": told.bundle, "sequence": told.sequence, "told": digest}
-        _add(connection, device, told, int(now_s // window_s))
-    elif told.sequence < before.sequence or before.told not in (None, digest):
+    if described.sequence > before.sequence:
+        values |= {"active": described.bundle, "sequence": described.sequence, "told": digest}
+        _add(connection, device, described, int(now_s // window_s))
+    elif described.sequence < before.sequence or before.described not in (None, digest):
         values |= {"restored": before.restored + 1, "restored_s": now_s}
     connection.execute(update(devices).where(devices.c.id == device).values(values))
     return int(before.sequence) if "restored" in values else None
 
 
-def _add(connection: Connection, device: str, told: Telemetry, window: int) -> None:
-    asked = select(bundles.c.digest).where(bundles.c.digest == told.bundle)
+def _add(connection: Connection, device: str, described: Telemetry, window: int) -> None:
+    asked = select(bundles.c.digest).where(bundles.c.digest == described.bundle)
     known = connection.execute(asked).scalar_one_or_none()  # devices cannot create rows under names of their own
     key: dict[str, str | int] = {"device": device, "window": window, "bundle": known or ""}
-    sums = told.sums.model_dump()
+    sums = described.sums.model_dump()
     is_row = [telemetry.c[name] == value for name, value in key.items()]
     sums_with = {name: telemetry.c[name] + value for name, value in sums.items()}
     if connection.execute(update(telemetry).where(*is_row).values(sums_with)).rowcount == 0:
@@ -218,11 +218,11 @@ def _record(connection: Connection, row: RowMapping, settings: RolloutSettings, 
     plan = StagePlan(row["stage"], place_N[treated_N], place_N, treated_N, kind_N)
     begun, before = row["stage_window"], settings.windows_before
     last = min(last, begun + settings.most_windows)
-    told = windows_of(
+    described = windows_of(
         connection, names, begun - before, before + 1 + last - begun, bundle=row["bundle"], since=begun + 1
     )
-    windows = [told.over(at, at + 1) for at in range(before + 1, before + 1 + last - begun)]
-    return StageRecord(plan, told.over(0, before), windows, told.bundle_N)
+    windows = [described.over(at, at + 1) for at in range(before + 1, before + 1 + last - begun)]
+    return StageRecord(plan, described.over(0, before), windows, described.bundle_N)
 
 
 def _start_stage(connection: Connection, rollout: int, stage: int, now_s: float, window: int) -> None:
@@ -323,7 +323,7 @@ def list_rollouts(connection: Connection) -> list[RolloutRow]:
     for row in connection.execute(select(*columns).order_by(rollouts.c.id)).mappings().all():
         counts = select(func.count(), func.count(own.stage)).where(own.rollout == row["id"])
         known, reached = connection.execute(counts).one()
-        told = select(events.reason).where(events.rollout == row["id"]).order_by(events.id.desc())
-        reason = connection.execute(told).scalars().first() or ""
+        described = select(events.reason).where(events.rollout == row["id"]).order_by(events.id.desc())
+        reason = connection.execute(described).scalars().first() or ""
         rows.append(RolloutRow(**row, devices=known, reached=reached, reason=reason))
     return rows

@@ -266,8 +266,8 @@ class RegistryRoutes:
 
     async def telemetry(self, request: Request) -> Response:
         """POST v1/telemetry, with a device's token: takes sums; answers with the bundle that the device should run."""
-        told, token = Telemetry.model_validate_json(await request.body()), token_of(request)
-        return await self._threads.write(lambda connection: self._record(connection, token, told))
+        described, token = Telemetry.model_validate_json(await request.body()), token_of(request)
+        return await self._threads.write(lambda connection: self._record(connection, token, described))
 
     async def file(self, request: Request) -> Response:
         """GET v1/files/DIGEST, with a device's token: a file of a bundle."""
@@ -277,9 +277,9 @@ class RegistryRoutes:
             return refusal(404, "there is no such file")
         return FileResponse(path, media_type="application/octet-stream")
 
-    def _record(self, connection: Connection, token: str, told: Telemetry) -> Response:
+    def _record(self, connection: Connection, token: str, described: Telemetry) -> Response:
         device = _known_device(connection, token)
-        ahead = record(connection, device, told, time.time(), self._window_s)
+        ahead = record(connection, device, described, time.time(), self._window_s)
         bundle = assigned_to(connection, device)
         signature = None if bundle is None else signature_of(connection, bundle)
         assigned = AssignedBundle(bundle=bundle, signature=signature, tell_every_s=self._window_s)
@@ -339,8 +339,8 @@ def serve_registry(registry: Registry, store: BundleStore, network: Endpoint) ->
         server = http_server(network, create_app(routes), routes.admits, rules)
         listener.listen(CONNECTIONS)
         ready = f"{READY}{address(network, listener)}"
-        told = metrics_export("autotailor-registry", lambda: _metrics(registry), in_thread=True)
-        asyncio.run(serve_with(server, [listener], network, ready, _decide(registry), *told))
+        described = metrics_export("autotailor-registry", lambda: _metrics(registry), in_thread=True)
+        asyncio.run(serve_with(server, [listener], network, ready, _decide(registry), *described))
 
 
 async def _decide(registry: Registry) -> None:

@@ -23,7 +23,7 @@ class FleetProfileSettings(Strict):
     )
     off_share: float = Field(default=0.1, gt=0, lt=1, description="of a sound device's operators, beyond the tolerance")
     false_alarms: float = Field(
-        default=0.001, gt=0, lt=1, description="probability that a check calls a sound device odd"
+        default=0.001, gt=0, lt=1, description="probability that a check calls a sound device an outlier"
     )
     at_once: int = Field(default=16, ge=1, le=256, description="devices that are asked at the same time")
     limit_s: float = Field(default=60.0, gt=0, description="for a device to answer at all")
@@ -32,7 +32,7 @@ class FleetProfileSettings(Strict):
     @model_validator(mode="after")
     def _can_find_one(self) -> Self:
         if self.most_off(self.spot_operators) is None:
-            raise ValueError(f"spot_operators {self.spot_operators} cannot tell an odd device from chance; take more")
+            raise ValueError(f"spot_operators {self.spot_operators} cannot tell an outlier from chance; take more")
         return self
 
     def most_off(self, operators: int) -> int | None:

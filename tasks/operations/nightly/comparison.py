@@ -80,7 +80,7 @@ def compare(settings: Settings, earlier: Sequence[Night], before: Night | None, 
     notes += [f"{name}: is no device of tonight's run" for name in before.devices if name not in now.devices]
     return NightComparison(
         findings=tuple(sorted(findings, key=_gravity)),
-        devices={device.name: device.told() for device in found},
+        devices={device.name: device.described() for device in found},
         tests=len(tests),
         notes=tuple(notes),
     )
@@ -138,7 +138,7 @@ class _Device:
             p_value, what = noise.p_larger(before, now, self._settings.error_points), "median error on held-out SubNets"
             yield _finding(self.name, "latency predictor", what, "", (median(before), median(now)), "%", p_value)
 
-    def told(self) -> ComparedDevice:
+    def described(self) -> ComparedDevice:
         """Both nights of this device, with or without findings."""
         ratios = [
             noise.typical_ms(now.rounds_ms) / noise.typical_ms(before.rounds_ms)

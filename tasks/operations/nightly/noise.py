@@ -118,10 +118,10 @@ def p_slower(
     from scipy.stats import t  # takes a second
 
     before, now = Trimmed.of(before_ms), Trimmed.of(now_ms)
-    told = [scatter.of(one) for scatter, one in zip(scatters, (before, now), strict=True)]
-    error = math.sqrt(sum(variance for variance, _ in told))
+    described = [scatter.of(one) for scatter, one in zip(scatters, (before, now), strict=True)]
+    error = math.sqrt(sum(variance for variance, _ in described))
     shift = now.mean - before.mean - math.log1p(tolerated)
-    return float(t.sf(shift / error, min(freedom for _, freedom in told)))
+    return float(t.sf(shift / error, min(freedom for _, freedom in described)))
 
 
 def p_larger(before: Sequence[float], now: Sequence[float], tolerated: float) -> float:

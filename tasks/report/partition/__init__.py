@@ -77,7 +77,7 @@ def picture(answer: PartitionAnswer) -> Markup:
         y = rows_at + number * (ROW + GAP)
         boxes += _cells(answer, plan, y, step, colour_of)
         labels.append(_Label(LEFT - 8, y + 17, f"{plan.bandwidth_mbps:g} Mbit/s", "end"))
-        labels.append(_Label(WIDTH - RIGHT + 8, y + 17, _told(plan), bold=True))
+        labels.append(_Label(WIDTH - RIGHT + 8, y + 17, _described(plan), bold=True))
     svg: str = (
         environment(PACKAGE)
         .get_template("picture.svg")
@@ -98,7 +98,7 @@ def names(values: Sequence[str]) -> str:
     return ", ".join(values[:MOST_NAMES]) + more
 
 
-def _told(plan: PlanRow) -> str:
+def _described(plan: PlanRow) -> str:
     if plan.period_ms is not None:
         return f"{plan.period_ms:.4g} ms an answer"
     return f"{plan.latency_ms:.4g} ms" + ("" if plan.transfers else ", nothing is sent")

@@ -61,9 +61,9 @@ def best(known: Collection[Known], budgets_ms: Latencies, margin: float) -> Know
     If no `sure_ms` are within the budgets: the best candidate with measured latencies within them, else the nearest one, which
     on one device is the fastest.
     """
-    careful_ms = tuple((1 - margin) * budget_ms for budget_ms in budgets_ms)
+    reduced_ms = tuple((1 - margin) * budget_ms for budget_ms in budgets_ms)
     ways = (
-        [one for one in known if within(one.sure_ms, careful_ms)],
+        [one for one in known if within(one.sure_ms, reduced_ms)],
         [one for one in known if within(one.sure_ms, budgets_ms)],
         [one for one in known if within(one.ms, budgets_ms)],
         [min(known, key=lambda one: taken(one.ms, budgets_ms))],

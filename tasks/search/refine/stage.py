@@ -271,13 +271,13 @@ def choose(
     refined: dict[str, StageResult] = {}
     for device, (name, folder, front, table) in enumerate(zip(searches, folders, fronts, tables, strict=True)):
         candidates = tuple(row.model_copy(update=shares.get(row.digest)) for row in table.candidates)
-        told = table.model_copy(update={"candidates": candidates})
-        told.write(folder / MEASURED_FILE)
+        described = table.model_copy(update={"candidates": candidates})
+        described.write(folder / MEASURED_FILE)
         rows = tuple(
-            _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, one.digest, told)
+            _winner(ms[device], front.winners[asked[ms]] if ms in asked else None, one.digest, described)
             for ms, one in zip(budgets_ms, best, strict=True)
         )
-        refinement = _refinement(settings, net, told, rows, searched.accuracy, found, moved)
+        refinement = _refinement(settings, net, described, rows, searched.accuracy, found, moved)
         changed = {"winners": rows, "front": _front(rows), "refinement": refinement}
         refined[name] = front.model_copy(update=changed).write(folder / FRONT_FILE)
     return refined

@@ -62,12 +62,12 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     given = BeforeWeights.of(net, validation) if before is None else None
     _take(net, job, validation)
     after = ends_on(net, validation)
-    validated, told = (after, None) if given is None else given.better(after, progress.say)
+    validated, described = (after, None) if given is None else given.better(after, progress.say)
     result = FinetuneResult(
         strategy=settings.strategy,
         steps=len(read_lines(job.history)),
         micro_batch=job.settings.micro_batch,
-        before=told,
+        before=described,
         **accuracies_of_ends(net, validation, splits["test"], validated),
     )
     _keep(net, before, job, splits["train"])

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import distributed, nn
 
 from tailor_ir import SuperNet
-from tasks.base.artifacts import line_of, read_lines, set_aside, whole_lines, write_bytes
+from tasks.base.artifacts import line_of, quarantine, read_lines, whole_lines, write_bytes
 from tasks.base.progress import Progress
 from tasks.base.schemas.results import BeforeTuning
 from tasks.evaluation.subnets import EvaluationData
@@ -125,8 +125,8 @@ def _is_whole(path: Path) -> bool:
 def mend(path: Path, name: str, progress: Progress) -> None:
     """Quarantine a damaged checkpoint and report it; the training `name` then starts anew."""
     if path.exists() and not _is_whole(path):
-        place = set_aside(path, path.parent)
-        progress.say(f"{name}: the checkpoint is damaged: set aside as '{place}'; training starts from the beginning")
+        place = quarantine(path, path.parent)
+        progress.say(f"{name}: the checkpoint is damaged: quarantined as '{place}'; training starts from the beginning")
 
 
 def finished_steps(path: Path) -> int:
@@ -217,17 +217,17 @@ class BeforeWeights:
         """
         found = change(self._ends.largest, after.largest)
         kept = found.is_loss and self._ends.mean >= after.mean
-        told = BeforeTuning(
+        described = BeforeTuning(
             largest_validation_accuracy=self._ends.largest.share,
             change_points=100 * found.share,
             error_points=100 * found.error,
             kept=kept,
         )
-        if told.is_worse:
-            say(f"{told.line}; {GENTLER}")
+        if described.is_worse:
+            say(f"{described.line}; {GENTLER}")
         if not kept:
-            return after, told
+            return after, described
         with torch.no_grad():
             for name, tensor in model_tensors(self._net.elastic).items():
                 tensor.copy_(self._tensors[name])
-        return self._ends, told
+        return self._ends, described

@@ -29,15 +29,15 @@ class PlanTeller:
 
     def __init__(self, folder: Path, name: str, progress: Progress) -> None:
         self._folder, self._name, self._progress = folder, name, progress
-        self._told: set[Path] = set()
+        self._described: set[Path] = set()
         self._plan: SavingPlan | None = None
         for file in folder.glob("memory-*.json"):
             file.unlink()
 
     def look(self, done: int) -> None:
         """Report new plans. done: number of finished steps."""
-        for file in sorted(set(self._folder.glob("memory-*.json")) - self._told):
-            self._told.add(file)
+        for file in sorted(set(self._folder.glob("memory-*.json")) - self._described):
+            self._described.add(file)
             self._plan = SavingPlan(**read_json(file))
             self._progress.say(f"{self._name}: {self._plan.words()}")
             self._progress.metrics(

@@ -54,7 +54,7 @@ class Phase(IntEnum):
     WRITING = 3
     ENDING = 4
 
-    def told(self, step: int) -> str:
+    def described(self, step: int) -> str:
         """The phase in words."""
         return {
             Phase.STARTING: "before its first step",
@@ -205,7 +205,7 @@ class Watchdog:
             raise psutil.NoSuchProcess(process.pid)
         rank = int(environment["RANK"])
         state = STATES.get(process.status())
-        what = f"{f'{state}, ' if state else ''}{phase.told(sign.step)}"
+        what = f"{f'{state}, ' if state else ''}{phase.described(sign.step)}"
         if process.pid in self._killed_s:
             self._refuse_to_wait(rank, what, process.pid)
         elif seconds >= max(settings.silence_end_s, least):

@@ -94,11 +94,11 @@ def main() -> None:
     try:
         train(job, meeting, pulse.move)
     except (Exception, SystemExit) as error:  # includes errors of the user's network
-        told = error
+        described = error
         if not isinstance(error, UserError) and not is_out_of_memory(error) and (what := shortage(error)):
-            told = UserError(f"rank {rank}", what, next_step=MAKE_ROOM)
-        line = str(told) if isinstance(told, UserError) else f"{type(error).__name__}: {error}"
-        kind = "user" if isinstance(told, UserError) else "memory" if is_out_of_memory(error) else "other"
+            described = UserError(f"rank {rank}", what, next_step=MAKE_ROOM)
+        line = str(described) if isinstance(described, UserError) else f"{type(error).__name__}: {error}"
+        kind = "user" if isinstance(described, UserError) else "memory" if is_out_of_memory(error) else "other"
         write_json(job.error_file(rank), {"rank": rank, "time_s": time.time(), "line": line, "kind": kind})
         if isinstance(error, SystemExit):
             sys.exit(1)

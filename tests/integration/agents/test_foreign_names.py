@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from profiling_agents.backends import open_backend
 from profiling_agents.backends.base import Backend, ModelError, RuntimeOptions
-from profiling_agents.backends.onnx_files import DROPPED, RENAMED, WORDS, with_own_names
-from profiling_agents.backends.own_names import OwnNames
-from profiling_agents.backends.own_names import with_own_names as ncnn_with_own_names
+from profiling_agents.backends.onnx_files import DROPPED, RENAMED, WORDS, with_sanitized_names
+from profiling_agents.backends.sanitized_names import SanitizedNames
+from profiling_agents.backends.sanitized_names import with_sanitized_names as ncnn_with_own_names
 from profiling_agents.client import MeasureSettings, ModelJob, local_agent
 from profiling_agents.messages import JobMessage
 from profiling_agents.sensing.machine import Runs
@@ -194,12 +194,12 @@ def test_no_foreign_text_is_left_anywhere_in_a_model() -> None:
     model = onnx.ModelProto()
     filled(model, 7)
     assert model.SerializeToString().count(MARK.encode()) > 1000
-    assert with_own_names(model, OwnNames()).SerializeToString().count(MARK.encode()) == 0
+    assert with_sanitized_names(model, SanitizedNames()).SerializeToString().count(MARK.encode()) == 0
     assert not any(getattr(model, name.rsplit(".", 1)[1]) for name in DROPPED if ".ModelProto." in name)
 
 
 def test_equal_names_stay_equal_and_names_inside_longer_ones_are_found() -> None:
-    names = OwnNames()
+    names = SanitizedNames()
     ours = [names.own("value", name) for name in ("a", "b", "a", "value1_", "")]
     assert ours[0] == ours[2]
     assert len(set(ours)) == 4
@@ -301,4 +301,4 @@ def test_operator_types_domains_and_attributes_are_words(
 def test_a_line_that_is_none_of_ncnn_is_named(line: str, said: str) -> None:
     param = f"7767517\n2 2\nInput in0 0 1 in0\n{line}\n".encode(errors="surrogateescape")
     with pytest.raises(ModelError, match=f"line 4 has {said}"):
-        ncnn_with_own_names(param, OwnNames())
+        ncnn_with_own_names(param, SanitizedNames())

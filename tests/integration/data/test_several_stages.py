@@ -39,7 +39,7 @@ from tests.support.problems.stages import QUICK, SmallRun, finetuned
 from tests.support.runtime.service_process import INFER, served
 
 SIDE, SMALLER = 32, 16
-DATA = DataSettings(kind="seen_and_felt", images=480, classes=2, resolution=SIDE, clip_s=1.28, augment=False)
+DATA = DataSettings(kind="image_and_motion", images=480, classes=2, resolution=SIDE, clip_s=1.28, augment=False)
 MODEL = ModelSettings(kind="callable", name="conf.networks.two_branches:network", options={"width": 8, "depth": 1})
 SPACE = {"resolution": [SMALLER, SIDE], "stage.[56].*.expand_ratio": [0.5, 1]}
 SHAPES = {"image": (3, SIDE, SIDE), "motion": (3, 64)}

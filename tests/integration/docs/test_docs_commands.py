@@ -26,7 +26,7 @@ def test_the_documents_show_commands_of_the_run_time() -> None:
 
 def test_the_documents_show_commands() -> None:
     assert len(SHOWN) > 20
-    assert {"run", "search", "adapt", "agent"} <= {command.words[0] for command in SHOWN}
+    assert {"run", "search", "retarget", "agent"} <= {command.words[0] for command in SHOWN}
 
 
 @pytest.mark.few(3)

@@ -132,7 +132,10 @@ PROFILES: dict[str, DeviceProfile] = {
 @pytest.mark.parametrize(
     ("together", "line"),
     [
-        ({"onnxruntime": ("board",)}, r"export\.together\.onnxruntime: 'board' is no device; allowed: onnxruntime, "),
+        (
+            {"onnxruntime": ("board",)},
+            r"export\.shared_bundle\.onnxruntime: 'board' is no device; allowed: onnxruntime, ",
+        ),
         ({"ncnn_bf16": ("onnxruntime",)}, r"backend=ncnn with precision=bf16; allowed: onnxruntime or ncnn on the CPU"),
         ({"onnxruntime": ("torch",)}, r"torch has backend=torch with precision=fp32, which no format"),
         ({"onnxruntime": ("ncnn", "ncnn")}, r"'ncnn' is there twice; allowed: each device once"),
@@ -142,17 +145,17 @@ PROFILES: dict[str, DeviceProfile] = {
 )
 def test_devices_that_cannot_share_a_bundle_are_one_line(together: dict[str, tuple[str, ...]], line: str) -> None:
     with pytest.raises(ValueError, match=line) as caught:
-        check_together(PROFILES, ExportSettings(formats=("onnx", "onnx_int8"), together=together))
+        check_together(PROFILES, ExportSettings(formats=("onnx", "onnx_int8"), shared_bundle=together))
     assert "\n" not in str(caught.value)
 
 
 def test_int8_beside_nothing_has_no_bundle() -> None:
     words = ["export.bundle=true", "device=[onnxruntime,onnxruntime_int8]"]
-    with pytest.raises(UserError, match=r"fp32 files; allowed: false, or int8 beside fp32 by export\.together"):
+    with pytest.raises(UserError, match=r"fp32 files; allowed: false, or int8 beside fp32 by export\.shared_bundle"):
         validate(RunConfig, compose_config("config", words))
-    together = "export.together={onnxruntime:[onnxruntime_int8]}"
+    together = "export.shared_bundle={onnxruntime:[onnxruntime_int8]}"
     config = validate(RunConfig, compose_config("config", [*words, "export.formats=[onnx,onnx_int8]", together]))
-    assert config.export.together == {"onnxruntime": ("onnxruntime_int8",)}
+    assert config.export.shared_bundle == {"onnxruntime": ("onnxruntime_int8",)}
 
 
 LINKED = PartitionSettings(devices=("phone", "server"), latency_ms=1.0, plans_bandwidth_mbps=(1.0, 1000.0))

@@ -96,7 +96,7 @@ def test_adapting_has_a_dry_run_too(fresh: Command, tmp_path: Path) -> None:
     (compiled,) = fresh("compile")["stages"]
     file = tmp_path / "plan.json"
     words = [f"supernet={compiled['folder']}/supernet", "device=[onnxruntime]", f"output_dir={tmp_path / 'out'}"]
-    assert main(["adapt", *words, "--dry-run", "--json", str(file)]) == 0
+    assert main(["retarget", *words, "--dry-run", "--json", str(file)]) == 0
     assert json.loads(file.read_text())["plan"]["onnxruntime"]["known"] == 0
     assert {folder.name for folder in (tmp_path / "out" / "stages").iterdir()} == {"enumerate"}
 

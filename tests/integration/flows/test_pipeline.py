@@ -150,7 +150,7 @@ def test_data_of_another_size_than_a_supernet_was_made_for_are_one_line(
     supernet = next(command.output.glob("stages/finetune/*/supernet"))
     words = [f"supernet={supernet}", "device=[onnxruntime]", "data=digits", "data.resolution=48"]
     words.append(f"output_dir={tmp_path / 'others'}")
-    assert main(["adapt", *words]) == 2
+    assert main(["retarget", *words]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("autotailor: data 'digits': resolution 48; allowed: resolution 32, as the SuperNet in '")
 

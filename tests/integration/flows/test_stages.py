@@ -11,12 +11,12 @@ import torch
 
 import tailor_ir
 import tasks.export
-from flows.config import AdaptConfig, RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from flows.pipeline.run import Output, Run
 from flows.pipeline.session import open_run
-from flows.pipeline.stages import ADAPTATION, PIPELINE, supernets, winners
+from flows.pipeline.stages import PIPELINE, RETARGETING, supernets, winners
 from flows.pipeline.stages.levels import POLICY
 from flows.pipeline.stages.predictors import LATENCY, PROFILE
 from flows.pipeline.stages.spec import ALONE, Context, StageSpec
@@ -31,7 +31,7 @@ GIVEN = {"compile", "finetune"}
 """Stages in whose place `adapt` has a SuperNet."""
 
 
-@pytest.mark.parametrize(("table", "given"), [(PIPELINE, set()), (ADAPTATION, GIVEN)])
+@pytest.mark.parametrize(("table", "given"), [(PIPELINE, set()), (RETARGETING, GIVEN)])
 def test_every_row_reads_rows_above_it(table: tuple[StageSpec, ...], given: set[str]) -> None:
     above = set(given)
     for spec in table:
@@ -43,7 +43,7 @@ def test_every_row_reads_rows_above_it(table: tuple[StageSpec, ...], given: set[
 
 @pytest.mark.parametrize("command", ["enumerate", "plan", "profile", "predict", "search", "export", "report"])
 def test_every_command_ends_at_a_row_of_both_tables(command: str) -> None:
-    assert all(any(spec.ends == command for spec in table) for table in (PIPELINE, ADAPTATION))
+    assert all(any(spec.ends == command for spec in table) for table in (PIPELINE, RETARGETING))
 
 
 @pytest.mark.long
@@ -126,7 +126,7 @@ def test_policies_are_made_where_a_space_has_exits(tmp_path: Path) -> None:
     network = timm.create_model("test_resnet", num_classes=10).eval()
     for name, space in (("plain", {}), ("early", {"exits": "auto"})):
         tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(tmp_path / name)
-        adapt = validate(AdaptConfig, compose_config("adapt", ["data=digits", f"supernet={tmp_path / name}"]))
+        adapt = validate(RetargetConfig, compose_config("retarget", ["data=digits", f"supernet={tmp_path / name}"]))
         assert POLICY.wanted(adapt, "report") == (name == "early")
 
 

@@ -201,6 +201,6 @@ def test_a_damaged_part_is_set_aside_and_the_others_are_used(tmp_path: Path, dam
     with pytest.raises(UserError, match=f"{first.name}.*cannot be read"):
         store.open(DEVICE)
     (line,) = store.mend(DEVICE)
-    assert f"set aside as '{first}.damaged', its operators are measured again" in line
+    assert f"quarantined as '{first}.damaged', its operators are measured again" in line
     assert digests(store) == {"b"}
     assert list(store.mend(DEVICE)) == []

@@ -14,7 +14,7 @@ import pytest
 from flows.cli import main
 from flows.storage.cleaning import FolderCleaner
 from flows.storage.sharing import LIST_FILE, StageList
-from tasks.base.artifacts import Store, set_aside, write_bytes
+from tasks.base.artifacts import Store, quarantine, write_bytes
 from tasks.base.errors import UserError
 from tasks.operations.nightly.records import History, StageNight
 from tests.support.nights.made_nights import night
@@ -72,7 +72,7 @@ def test_what_killed_runs_and_damage_have_left_goes_once_it_is_old(
     stage("a", days=9)
     stage("b", published=False, days=9)
     stage("c", published=False, days=6)
-    aged(set_aside(stage("d"), output / PLACE / key("d")), 9)
+    aged(quarantine(stage("d"), output / PLACE / key("d")), 9)
     replaced = stage("e", days=9)
     replaced.rename(replaced.with_name(f"{replaced.name}.old"))
     own = stage("f", published=False, days=9)

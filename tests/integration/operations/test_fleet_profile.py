@@ -30,7 +30,7 @@ from tasks.operations.fleet.profiling import (
     FleetProfile,
     ProfiledKind,
     RelayAccess,
-    deal,
+    assign_operators,
     judge,
     middle,
     profile_fleet,
@@ -123,9 +123,9 @@ def test_devices_share_a_table_that_the_odd_ones_have_no_part_in(
         kind = profiled(relay, devices, operators, tmp_path / "luts")
         assert states(kind, devices) == {
             "": {"sound"},
-            "invented latencies": {"odd"},
-            "odd latencies": {"odd"},
-            "replays": {"odd"},
+            "invented latencies": {"outlier"},
+            "odd latencies": {"outlier"},
+            "replays": {"outlier"},
             "disconnects": {"failed"},
         }
         assert (kind.operators, kind.measured) == (16, 16)
@@ -143,7 +143,7 @@ def test_devices_share_a_table_that_the_odd_ones_have_no_part_in(
     assert later["measurements"] <= 3 * SETTINGS.spot_operators
     with service.registry.reading() as connection:
         told = {devices[row.id]: row for row in list_devices(connection) if row.id in devices}
-    assert {fault: row.verdict for fault, row in told.items()} == {"": "sound", "odd latencies": "odd"}
+    assert {fault: row.verdict for fault, row in told.items()} == {"": "sound", "odd latencies": "outlier"}
     assert {row.lut for row in told.values()} == {folder.name}
     assert "times as long" in str(told["odd latencies"].verdict_reason)
 
@@ -181,9 +181,9 @@ def test_a_check_keeps_its_promise_about_errors() -> None:
     [
         ([1.24] * 8, "sound"),
         ([1.3] * 4 + [1.0] * 4, "sound"),
-        ([1.3] * 5 + [1.0] * 3, "odd"),
-        ([0.5] * 8, "odd"),
-        ([None] * 5 + [1.0] * 3, "odd"),
+        ([1.3] * 5 + [1.0] * 3, "outlier"),
+        ([0.5] * 8, "outlier"),
+        ([None] * 5 + [1.0] * 3, "outlier"),
         ([1.0, 1.0], "unknown"),
     ],
 )
@@ -204,10 +204,10 @@ def test_what_is_known_of_an_operator_is_what_most_devices_say() -> None:
 @pytest.mark.long
 def test_missing_operators_are_dealt_evenly_and_nobody_knows_which_are_known() -> None:
     missing, known = [f"m{at}" for at in range(40)], [f"k{at}" for at in range(20)]
-    hands = deal(10, missing, known, SETTINGS, np.random.default_rng(0))
+    hands = assign_operators(10, missing, known, SETTINGS, np.random.default_rng(0))
     assert set(Counter(one for hand in hands for one in hand).values()) == {SETTINGS.each_by}
     assert {len(set(hand)) for hand in hands} == {20}
-    hands = deal(10, missing[:3], known, SETTINGS, np.random.default_rng(0))
+    hands = assign_operators(10, missing[:3], known, SETTINGS, np.random.default_rng(0))
     assert {len(set(hand)) for hand in hands} == {SETTINGS.spot_operators}
     assert all(set(missing[:3]) <= set(hand) for hand in hands)
-    assert deal(1, [], [], SETTINGS, np.random.default_rng(0)) == [[]]
+    assert assign_operators(1, [], [], SETTINGS, np.random.default_rng(0)) == [[]]

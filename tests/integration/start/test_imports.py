@@ -9,7 +9,7 @@ import pytest
 from tests.support.docs.documents import ROOT
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxruntime", "plotly", "matplotlib", "sklearn", "pymoo")
-TABLE = "from flows.pipeline.stages import PIPELINE, ADAPTATION"
+TABLE = "from flows.pipeline.stages import PIPELINE, RETARGETING"
 
 
 @pytest.mark.few("import flows.cli.commands")

@@ -35,7 +35,7 @@ PATHS = (
     ("run", "model=callable", "model.name=no.py:make"),
     ("run", "model.checkpoint=no.safetensors"),
     ("compile", "data.kind=imagefolder", "data.path=nowhere"),
-    ("adapt", "supernet=nowhere"),
+    ("retarget", "supernet=nowhere"),
     ("run", "search.budgets_ms=[0]"),
     ("run", "search.budgets_ms=[2,1]"),
 )

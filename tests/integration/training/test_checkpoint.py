@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_one_line(tmp_path: Path, damage:
     checkpoint.mend(file, "training", listener)
     place = tmp_path / "key.damaged-1" / file.name
     assert listener.lines == [
-        f"training: the checkpoint is damaged: set aside as '{place}'; training starts from the beginning"
+        f"training: the checkpoint is damaged: quarantined as '{place}'; training starts from the beginning"
     ]
     assert place.read_bytes() == damaged
     assert checkpoint.finished_steps(file) == 0

@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_trained_again_to_the_same_result(
     train(folder, listener, processes=2, average=0.9)
     place = tmp_path / "run.damaged-1" / "checkpoint.safetensors"
     assert listener.lines[0] == (
-        f"training the base network: the checkpoint is damaged: set aside as '{place}'; "
+        f"training the base network: the checkpoint is damaged: quarantined as '{place}'; "
         "training starts from the beginning"
     )
     assert_same(folder, undisturbed)

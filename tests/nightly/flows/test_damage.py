@@ -50,7 +50,7 @@ def test_damaged_stages_are_made_again_with_one_line_each_and_the_same_results(
     capfd.readouterr()
     again = Command(output)(until)
     said = re.findall(
-        r"^(\w+)\S*: stored files are damaged \(.+\): set aside as '(.+)' and", plain(capfd), re.MULTILINE
+        r"^(\w+)\S*: stored files are damaged \(.+\): quarantined as '(.+)' and", plain(capfd), re.MULTILINE
     )
     assert sorted(stage for stage, _ in said) == sorted(files)
     assert until == "predict" or again["supernet"] == finished["supernet"]

@@ -36,7 +36,7 @@ def in_int8(
     words += ["predict.validation_images=null", "predict.recalibration_images=128", "export.quantise.max_loss_points=5"]
     output = tmp_path_factory.mktemp("int8") / "out"
     shutil.copytree(command.output / "luts", output / "luts")  # operators in fp32 are measured already
-    return Command(output, tuple(words))("adapt"), output
+    return Command(output, tuple(words))("retarget"), output
 
 
 def stages(output: Path, name: str, file: str) -> list[Any]:

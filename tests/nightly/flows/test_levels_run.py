@@ -9,7 +9,7 @@ import adaptive_runtime
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.model.variants import BundleVariants
 from flows.cli.commands import foresee
-from flows.config import AdaptConfig
+from flows.config import RetargetConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from tasks.base.artifacts import read_json
@@ -66,7 +66,7 @@ def test_the_bundle_serves_the_kept_rows_in_both_runtimes(leveled: tuple[dict[st
 
 def test_the_same_run_again_works_nothing(leveled: tuple[dict[str, Any], Command]) -> None:
     _, own = leveled
-    config = validate(AdaptConfig, compose_config("adapt", [*own.words, f"output_dir={own.output}"]))
+    config = validate(RetargetConfig, compose_config("retarget", [*own.words, f"output_dir={own.output}"]))
     states = {row.stage: row.state for row in foresee("report", config)}
     assert states["front/onnxruntime"] == "complete"
     assert states["export/onnxruntime"] == "complete"

@@ -9,7 +9,7 @@ import adaptive_runtime
 from adaptive_runtime.bundle.bundles import OpenBundle
 from adaptive_runtime.bundle.chains import ImagePreparation
 from adaptive_runtime.pool import Variant
-from flows.config import AdaptConfig
+from flows.config import RetargetConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from tasks.base.errors import UserError
@@ -72,7 +72,7 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), r"export\.placed=true without partition\.devices; allowed: partition\.devices=\[HOME,DEVICE…\]"),
+        ((), r"export\.offload=true without partition\.devices; allowed: partition\.devices=\[HOME,DEVICE…\]"),
         (
             ("partition.devices=[onnxruntime,onnxruntime_int8]",),
             r"onnxruntime_int8 is in int8, which is another accuracy",
@@ -88,14 +88,14 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[
     ],
 )
 def test_devices_that_cannot_be_placed_over_are_one_line(words: tuple[str, ...], line: str) -> None:
-    own = ["export.bundle=true", "export.placed=true", "device=[onnxruntime,ncnn,onnxruntime_int8]", *words]
-    own += ["export.formats=[onnx,onnx_int8,ncnn]", "export.together={ncnn:[onnxruntime_int8]}"]
+    own = ["export.bundle=true", "export.offload=true", "device=[onnxruntime,ncnn,onnxruntime_int8]", *words]
+    own += ["export.formats=[onnx,onnx_int8,ncnn]", "export.shared_bundle={ncnn:[onnxruntime_int8]}"]
     with pytest.raises(UserError, match=line):
-        validate(AdaptConfig, compose_config("adapt", ["supernet=.", *own]))
+        validate(RetargetConfig, compose_config("retarget", ["supernet=.", *own]))
 
 
 def test_placed_rows_are_of_a_bundle() -> None:
     with pytest.raises(
-        UserError, match=r"placed=true with bundle=false: rows of a bundle are placed; allowed: bundle=true"
+        UserError, match=r"offload=true with bundle=false: rows over devices are part of a bundle; allowed: bundle=true"
     ):
-        validate(AdaptConfig, compose_config("adapt", ["supernet=.", "export.placed=true"]))
+        validate(RetargetConfig, compose_config("retarget", ["supernet=.", "export.offload=true"]))

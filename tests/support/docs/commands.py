@@ -15,7 +15,7 @@ from flows.cli import main
 from flows.cli.arguments import parse
 from flows.cli.composed import config_of
 from flows.cli.words import COMMANDS
-from flows.config import AdaptConfig, RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import validate
 from profiling_agents.network.endpoint import Endpoint, check_bind
@@ -34,11 +34,11 @@ WORDS = 100
 TOKEN = "0123456789abcdef" * 4
 
 
-def configs_of(words: Sequence[str]) -> list[RunConfig | AdaptConfig]:
+def configs_of(words: Sequence[str]) -> list[RunConfig | RetargetConfig]:
     """What the command would run: one validated config, or one for each combination of a sweep."""
     arguments = parse(words)
-    root = "adapt" if arguments.adapts else "config"
-    model: type[RunConfig | AdaptConfig] = AdaptConfig if arguments.adapts else RunConfig
+    root = "retarget" if arguments.retargets else "config"
+    model: type[RunConfig | RetargetConfig] = RetargetConfig if arguments.retargets else RunConfig
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
     return [validate(model, compose_config(root, overrides, arguments.config_folder)) for overrides in sweep]
 

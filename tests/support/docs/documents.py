@@ -85,7 +85,7 @@ def commands(document: Path) -> Iterator[Command]:
     prose = FENCE.sub("", document.read_text(encoding="utf-8"))
     for found in INLINE.finditer(prose):
         words = found.group(1).split()
-        named_only = len(words) == 2 and not words[1].startswith("-")  # `autotailor adapt` names the command
+        named_only = len(words) == 2 and not words[1].startswith("-")  # `autotailor retarget` names the command
         if "…" not in found.group(1) and "COMMAND" not in words and not named_only:
             yield from _command(found.group(1), str(document.relative_to(ROOT)), document)
 

@@ -97,7 +97,7 @@ def adapting(finished: dict[str, Any], command: Command, tmp_path_factory: pytes
 @pytest.fixture(scope="session")
 def adapted(adapting: Command) -> tuple[dict[str, Any], Path]:
     """The report of that adaptation, and its output folder."""
-    return adapting("adapt"), adapting.output
+    return adapting("retarget"), adapting.output
 
 
 @pytest.fixture(scope="session")
@@ -123,8 +123,8 @@ def leveled(
     """
     _, others = adapted
     words = [word for word in adapting.words if not word.startswith("device")]
-    words += ["device=[onnxruntime,ncnn_bf16]", "export.bundle=true", "export.together={onnxruntime:[ncnn_bf16]}"]
-    words += ["export.placed=true", "partition.devices=[onnxruntime,ncnn_bf16]", "partition.bandwidth_mbps=[1000]"]
+    words += ["device=[onnxruntime,ncnn_bf16]", "export.bundle=true", "export.shared_bundle={onnxruntime:[ncnn_bf16]}"]
+    words += ["export.offload=true", "partition.devices=[onnxruntime,ncnn_bf16]", "partition.bandwidth_mbps=[1000]"]
     words += ["partition.latency_ms=0.001", "partition.slow_down={ncnn_bf16:0.01}", "partition.coding=int8"]
     words += ["partition.plans_bandwidth_mbps=[10,10000]"]
     words += ["partition.radio={sending_mw:10,mw_per_mbps:1,waiting_mw:1}"]
@@ -132,7 +132,7 @@ def leveled(
     shutil.copytree(others / "stages", own.output / "stages")
     for luts in (command.output / "luts", others / "luts"):
         shutil.copytree(luts, own.output / "luts", dirs_exist_ok=True)
-    return own("adapt"), own
+    return own("retarget"), own
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ def test_damaged_records_are_set_aside_with_one_line(refined: SubNetLines, tmp_p
     heard = Heard()
     shared = SubNetStore(tmp_path / "store", "1", "digits").open(KEY, heard)
     (said,) = heard.lines
-    assert "measured SubNets: 1 lines of subnets.jsonl are damaged: set aside as" in said
+    assert "measured SubNets: 1 lines of subnets.jsonl are damaged: quarantined as" in said
     assert SubNetLines(tmp_path / "next.jsonl", "key", shared).read(["a", "b"]) == [line("a", 1.0), line("a", 1.1)]
 
 

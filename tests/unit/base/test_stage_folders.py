@@ -56,7 +56,7 @@ def test_a_damaged_folder_is_set_aside_with_one_line_and_made_again(tmp_path: Pa
     folder = store.open_stage("search/board", "key")
     (line,) = folder.mended
     assert file in line or file == DIGESTS_FILE
-    assert f"set aside as '{final}.damaged-1' and made again" in line
+    assert f"quarantined as '{final}.damaged-1' and made again" in line
     assert not folder.complete
     assert contents(final.with_name("key.damaged-1")) == damaged
     assert contents(work(store)) == whole
@@ -139,7 +139,7 @@ def test_damaged_lines_are_left_out_with_one_line(
     with pytest.raises(UserError, match=r"lines\.jsonl': line \d of \d is damaged"):
         read_lines(file)
     (line,) = store.open_stage("profile", "key").mended
-    assert line.startswith(f"{count} lines of lines.jsonl are damaged: set aside as")
+    assert line.startswith(f"{count} lines of lines.jsonl are damaged: quarantined as")
     assert (tmp_path / "profile" / "key.damaged-1" / "lines.jsonl").read_bytes() == damaged
     assert [one["step"] for one in read_lines(file)] == kept
     append_line(file, {"step": 6})

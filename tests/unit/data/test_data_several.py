@@ -17,8 +17,8 @@ from scipy.io import wavfile
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.dataset import DataDescription, check_same, describe, remember
+from tasks.data.image_and_motion import MOTIONS, ImageAndMotion
 from tasks.data.images import resize
-from tasks.data.seen_and_felt import MOTIONS, SeenAndFelt
 from tasks.data.source import arrays, concatenated, pieces, rows, samples_in
 from tests.support.problems import garden
 
@@ -44,8 +44,8 @@ def written(folder: Path, count: int = 24, *, bright: int = 200) -> list[str]:
 
 
 def test_neither_input_alone_tells_the_class() -> None:
-    settings = DataSettings(kind="seen_and_felt", images=240)
-    source = SeenAndFelt(settings)
+    settings = DataSettings(kind="image_and_motion", images=240)
+    source = ImageAndMotion(settings)
     assert len(source.class_names) == 4 * len(MOTIONS)
     seen = [name.split()[0] for name in source.class_names]
     felt = [name.split()[1] for name in source.class_names]
@@ -55,8 +55,8 @@ def test_neither_input_alone_tells_the_class() -> None:
 
 
 def test_samples_follow_from_seed_and_number_and_augmenting_changes_both_inputs() -> None:
-    source = SeenAndFelt(DataSettings(kind="seen_and_felt", images=240))
-    again = SeenAndFelt(DataSettings(kind="seen_and_felt", images=480))
+    source = ImageAndMotion(DataSettings(kind="image_and_motion", images=240))
+    again = ImageAndMotion(DataSettings(kind="image_and_motion", images=480))
     chosen = np.array([5, 120, 7])
     image_BCHW, motion_BAT = source.images(chosen, None)
     assert image_BCHW.shape == (3, 3, 48, 48)
@@ -69,7 +69,7 @@ def test_samples_follow_from_seed_and_number_and_augmenting_changes_both_inputs(
 
 
 def test_motions_differ_by_class_and_not_by_the_character() -> None:
-    source = SeenAndFelt(DataSettings(kind="seen_and_felt", images=1200))
+    source = ImageAndMotion(DataSettings(kind="image_and_motion", images=1200))
     _, motion_BAT = source.images(np.arange(600), None)
     power_BF = np.abs(np.fft.rfft(motion_BAT.numpy() - motion_BAT.numpy().mean(2, keepdims=True))).mean(1)
     by_class_KMF = np.stack([power_BF[source.labels[:600] == label].mean(0) for label in range(12)]).reshape(4, 3, -1)
@@ -79,7 +79,7 @@ def test_motions_differ_by_class_and_not_by_the_character() -> None:
 
 
 def test_images_are_scaled_and_numbers_are_not() -> None:
-    train = load(DataSettings(kind="seen_and_felt", images=240), "train")
+    train = load(DataSettings(kind="image_and_motion", images=240), "train")
     (x, target) = next(iter(train.batches(16, resolution=24, seed=0)))
     assert [tuple(one.shape) for one in x] == [(16, 3, 24, 24), (16, 3, 128)]
     assert len(target) == 16
@@ -258,8 +258,8 @@ def test_the_description_tells_inputs_and_their_scale(tmp_path: Path) -> None:
     written(tmp_path / "one")
     written(tmp_path / "other", 28)
     one, other = (describe(load(table(tmp_path / name), "train")) for name in ("one", "other"))
-    assert one.told()["inputs"].startswith("inputs photo and weather (celsius 1")
-    assert one.told()["inputs"] != other.told()["inputs"]
+    assert one.described()["inputs"].startswith("inputs photo and weather (celsius 1")
+    assert one.described()["inputs"] != other.described()["inputs"]
     assert one.differing(other) == ["inputs"]  # the other training split has another mean
     one.write(tmp_path / "data.json")
     again = DataDescription.read(tmp_path / "data.json")
@@ -309,7 +309,7 @@ def test_texts_and_sounds_of_a_table_are_words_and_spectrograms(tmp_path: Path) 
     described = describe(train)
     described.write(tmp_path / "data.json")
     assert DataDescription.read(tmp_path / "data.json") == described
-    assert "note (6 words, of a vocabulary of" in described.told()["inputs"]
+    assert "note (6 words, of a vocabulary of" in described.described()["inputs"]
 
 
 def sound(rate_hz: int) -> bytes:

@@ -61,7 +61,7 @@ def test_a_supernet_of_one_kind_of_signals_is_refused_for_another(tmp_path: Path
     assert isinstance(described.spectrogram, Spectrogram)
     longer = described.spectrogram.model_copy(update={"samples": 300})
     assert described.differing(described.model_copy(update={"spectrogram": longer})) == ["signals"]
-    assert "no signals" in described.model_copy(update={"spectrogram": None}).told()["signals"]
+    assert "no signals" in described.model_copy(update={"spectrogram": None}).described()["signals"]
 
 
 class StepsFirst(nn.Module):

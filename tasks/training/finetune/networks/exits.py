@@ -107,11 +107,11 @@ class ExitMeter:
         """
         net, constant = self._net, self._course.constant
         size, parts = net.input_size(net.max_config), self._runner.parts(net.max_config)
-        net.set_statistics(parts.observe(_told(data.calibration(size), move), self._course.exits, constant))
+        net.set_statistics(parts.observe(_described(data.calibration(size), move), self._course.exits, constant))
         rank, world = distributed.get_rank(), distributed.get_world_size()
         correct, total = [0] * len(exits), 0
         with net.elastic.evaluated():
-            for number, (x_BCHW, y_B) in enumerate(_told(data.batches(size), move)):
+            for number, (x_BCHW, y_B) in enumerate(_described(data.batches(size), move)):
                 if number % world == rank:
                     answers = parts.answers(x_BCHW, exits, constant)
                     right = [int((answer_BK.argmax(1) == y_B).sum()) for answer_BK in answers]
@@ -122,7 +122,7 @@ class ExitMeter:
         return [sum(each) / images for each in zip(*(own for own, _ in gathered), strict=True)]
 
 
-def _told(batches: Iterable[Item], move: Callable[[], None]) -> Iterator[Item]:
+def _described(batches: Iterable[Item], move: Callable[[], None]) -> Iterator[Item]:
     for batch in batches:
         move()
         yield batch
@@ -155,14 +155,14 @@ class BestExit(Judge):
         """Measure all exits."""
         assert self._data is not None
         self.begin(self._data, move)
-        return Verdict(accuracies=told(self._names, self._found))
+        return Verdict(accuracies=described(self._names, self._found))
 
     def state(self) -> dict[str, Any]:
         """The accuracies."""
         return {"found": self._found}
 
 
-def told(names: Sequence[str], accuracies: Sequence[float]) -> dict[str, float]:
+def described(names: Sequence[str], accuracies: Sequence[float]) -> dict[str, float]:
     """Accuracies of exits by their names in the history."""
     return {f"accuracy_exit_{name}": share for name, share in zip(names, accuracies, strict=False)}
 
@@ -245,7 +245,7 @@ class StageJudge(Judge):
             self._stage = replace(self._stage, floors=())
             self._freeze()
             self._keep()
-        return Verdict(accuracies=told(self._names, found), ended=ended, changed=changed)
+        return Verdict(accuracies=described(self._names, found), ended=ended, changed=changed)
 
     def state(self) -> dict[str, Any]:
         """The state of the part, and whether earlier parts are constant."""

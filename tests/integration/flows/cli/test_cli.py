@@ -105,13 +105,13 @@ def test_services_have_help_of_their_own(name: str, capsys: pytest.CaptureFixtur
     ],
 )
 def test_every_example_of_the_help_is_accepted(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.config import AdaptConfig, RunConfig
+    from flows.config import RetargetConfig, RunConfig
     from flows.config.validate import validate
 
     monkeypatch.chdir(tmp_path)
     program, *words = shlex.split(example)
     arguments = parse(words)
-    root, model = ("adapt", AdaptConfig) if arguments.adapts else ("config", RunConfig)
+    root, model = ("retarget", RetargetConfig) if arguments.retargets else ("config", RunConfig)
     sweep = split_sweep(arguments.overrides) if arguments.multirun else [list(arguments.overrides)]
     assert program == "autotailor"
     assert all(validate(model, compose_config(root, overrides)) for overrides in sweep)
@@ -195,7 +195,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         ),
         (
             ["search", "search.placement=[ncnn,onnxruntime]"],
-            "option 'search.placement': has gone; a bundle .* export.bundle=true export.placed=true partition.devices=",
+            "option 'search.placement': has gone; a bundle .* export.bundle=true export.offload=true partition.devices=",
         ),
         (["run", "+search.placement=[ncnn,onnxruntime]"], "option 'search.placement': has gone; a bundle with SubNets"),
         (
@@ -219,7 +219,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "baselines.files={pruning:[a.onnx]}"], "pruning: 'a.onnx' does not exist; allowed: .onnx files"),
         (["run", "baselines.random=-1"], "baselines.random: got -1; allowed: 0 or more"),
         (
-            ["adapt", "supernet=net", "baselines.siblings=[resnet10t]"],
+            ["retarget", "supernet=net", "baselines.siblings=[resnet10t]"],
             r"baselines.siblings with adapt, which trains nothing; allowed: \[\], or baselines.files",
         ),
         (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
@@ -301,8 +301,8 @@ def test_help_has_the_options_of_the_users_own_folder(
         ),
         (["compare", "1ms", "0ms"], "SubNet '0ms': got a budget of 0; allowed: a number above 0"),
         (["compare", "1ms", "biggest"], "SubNet 'biggest': is no name of a SubNet; allowed: NUMBERms, largest, "),
-        (["adapt"], "supernet: has no value"),
-        (["adapt", "finetune.epochs=3"], "option 'finetune.epochs': is unknown"),
+        (["retarget"], "supernet: has no value"),
+        (["retarget", "finetune.epochs=3"], "option 'finetune.epochs': is unknown"),
         (["nightly", "supernet=net", "finetune.epochs=3"], "option 'finetune.epochs': is unknown"),
     ],
 )

@@ -11,12 +11,12 @@ from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter, ValidationError
 
-from flows.config import AdaptConfig, DeployConfig, RunConfig
+from flows.config import DeployConfig, RetargetConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import config_groups, validate
 from flows.operations import deployments
 from flows.operations.deployments import settings_schema
-from flows.pipeline.tailoring import adapt, pipeline
+from flows.pipeline.tailoring import pipeline, retarget
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
 from tests.support.golden.comparison import UPDATE, check
@@ -129,7 +129,7 @@ def test_a_wrong_override_is_the_line_of_the_command_line(overrides: list[str], 
 
 
 def test_the_schema_has_every_setting_and_fills_in_none() -> None:
-    for model in (RunConfig, AdaptConfig, DeployConfig):
+    for model in (RunConfig, RetargetConfig, DeployConfig):
         schema = settings_schema(model)
         Draft202012Validator.check_schema(schema)
         elsewhere = {"device", "output_dir", "supernet"}
@@ -161,7 +161,7 @@ def test_the_forms_show_what_they_did(pytestconfig: pytest.Config) -> None:
     check(FILES / "deployment_forms.json", found, rtol=0.0, update=bool(pytestconfig.getoption(UPDATE)))
 
 
-@pytest.mark.parametrize(("flow", "first"), [(pipeline, "model"), (adapt, "supernet")])
+@pytest.mark.parametrize(("flow", "first"), [(pipeline, "model"), (retarget, "supernet")])
 def test_the_flows_of_the_command_line_show_what_a_run_begins_with_first_and_commands_as_one_list(
     flow: Flow[..., Any], first: str
 ) -> None:

@@ -223,14 +223,14 @@ def nobody(key: str) -> bool:
 def test_workers_of_a_run_tell_each_stage_once(tracker: Tracker, address: TrackingAddress) -> None:
     other = start_tracking(address, "tests", "k1", "net")
     assert other.run_id == tracker.run_id
-    assert not other.has_told("profile/ncnn", "abc")
+    assert not other.has_reported("profile/ncnn", "abc")
     stage = tracker.start_stage("profile/ncnn", "abc")
-    assert not other.has_told("profile/ncnn", "abc")
-    tracker.set_told(stage)
+    assert not other.has_reported("profile/ncnn", "abc")
+    tracker.set_reported(stage)
     tracker.finish(stage)
-    assert other.has_told("profile/ncnn", "abc")
-    assert not other.has_told("profile/ncnn", "abd")
-    assert not other.has_told("profile/onnxruntime", "abc")
+    assert other.has_reported("profile/ncnn", "abc")
+    assert not other.has_reported("profile/ncnn", "abd")
+    assert not other.has_reported("profile/onnxruntime", "abc")
 
 
 def test_what_follows_the_stages_is_told_once(tracker: Tracker) -> None:
@@ -273,7 +273,7 @@ def test_winners_load_from_the_pipeline_run_and_are_stored_once(
 def test_tags_of_digests_come_after_all_others(tracker: Tracker, tmp_path: Path) -> None:
     (tmp_path / "lut").write_bytes(b"table")
     tracker.log_artifact(tracker.run_id, tmp_path, "lut")
-    tracker.set_told(tracker.start_stage("profile", "abc"))
+    tracker.set_reported(tracker.start_stage("profile", "abc"))
     tags = sorted(tag for tag in tracker.client.get_run(tracker.run_id).data.tags if not tag.startswith("mlflow."))
     assert tags[-2:] == ["z.artifact.lut", "z.digest.lut"]
     assert tags[:2] == ["autotailor.key", "autotailor.stage"]

@@ -161,7 +161,7 @@ def test_a_record_that_cannot_be_read_may_refer_to_anything(bucket: str, tmp_pat
         cleaner(machine, hours=1).remove(print)
     machine.mirror.check()
     storage.write(f"{NAME}.json", b"{")
-    line = rf"the record of {NAME} cannot be read; the next run that needs this folder sets it aside"
+    line = rf"the record of {NAME} cannot be read; the next run that needs this folder quarantines it"
     with pytest.raises(UserError, match=line):
         cleaner(machine, hours=1).remove(print)
     assert storage.names("files") == [name]

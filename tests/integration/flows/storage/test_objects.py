@@ -12,7 +12,7 @@ import pytest
 
 from flows.storage import objects
 from flows.storage.mirror import Mirror
-from flows.storage.objects import open_objects, told
+from flows.storage.objects import described, open_objects
 from tasks.base.errors import UserError
 from tests.support.storage.server import S3, SECRET
 from tests.support.threads import all_at_once
@@ -110,7 +110,7 @@ def test_a_refusal_of_google_is_one_line(code: int) -> None:
     answer = {"error": {"code": code, "message": "Anonymous caller does not have storage.objects.create access."}}
     with pytest.raises((OSError, HttpError)) as refused:
         validate_response(code, json.dumps(answer), "https://storage.googleapis.com/upload/storage/v1/b/fleet/o")
-    line = str(told("gs://fleet/x", refused.value))
+    line = str(described("gs://fleet/x", refused.value))
     assert line.startswith("storage 'gs://fleet/x': refuses (")
     assert "Anonymous caller" in line
     assert "credentials are taken from" in line

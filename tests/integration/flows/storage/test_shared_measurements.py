@@ -94,7 +94,7 @@ def test_a_damaged_part_is_measured_again_and_is_not_brought_again(url: str, tmp
     (part,) = (tmp_path / "2").glob(f"*/{table.PARTS}")
     flip(part)
     store = LutStore(tmp_path / "2")
-    assert "is damaged: set aside as" in next(store.mend(DEVICE))
+    assert "is damaged: quarantined as" in next(store.mend(DEVICE))
     assert tables.fetch() == 0
     store.open(DEVICE).append([entry("a", p50_ms=3.0)])
     assert tables.publish() == 1

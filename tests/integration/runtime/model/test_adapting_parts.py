@@ -26,7 +26,7 @@ from adaptive_runtime.bundle.bundles import (
 from adaptive_runtime.bundle.chains import ChainTensor, ImagePreparation
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.model.adapting import Adaptation
-from adaptive_runtime.model.estimate import AIMED_AT, Caution, LoadEstimate, ServedRun
+from adaptive_runtime.model.estimate import AIMED_AT, ConformalMargin, LoadEstimate, ServedRun
 from adaptive_runtime.model.options import AdaptingOptions
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.policy import (
@@ -327,32 +327,37 @@ def test_switching_is_what_adapts_where_nothing_else_is_said() -> None:
 
 
 def test_late_requests_make_decisions_more_careful_until_few_are_late() -> None:
-    rng, caution, limits, late = np.random.default_rng(0), Caution(), ChoiceLimits(budget_ms=1.0, quantile=0.95), []
+    rng, margin, limits, late = (
+        np.random.default_rng(0),
+        ConformalMargin(),
+        ChoiceLimits(budget_ms=1.0, quantile=0.95),
+        [],
+    )
     for _ in range(
         4000
     ):  # of a request that is late beyond its quantile, and by three times the deviation that is told
-        above = deviations(caution.limits(limits, None).quantile)
+        above = deviations(margin.limits(limits, None).quantile)
         late.append(bool(2.0 * rng.normal() > above))
-        caution.observe(late[-1], limits.quantile, None)
+        margin.observe(late[-1], limits.quantile, None)
     assert np.mean(late[1000:]) == pytest.approx(0.7 * 0.05, abs=0.01)
-    assert caution.factor(None) > 1.3
+    assert margin.factor(None) > 1.3
     for _ in range(2000):
-        caution.observe(False, limits.quantile, None)
-    assert caution.limits(limits, None).quantile < limits.quantile
-    assert caution.limits(limits, None).quantile >= 0.5
+        margin.observe(False, limits.quantile, None)
+    assert margin.limits(limits, None).quantile < limits.quantile
+    assert margin.limits(limits, None).quantile >= 0.5
 
 
 def test_late_requests_under_one_load_say_nothing_of_another() -> None:
-    caution = Caution()
-    caution.observe(True, 0.9, 1.0)
-    assert caution.factor(1.0) == pytest.approx(np.exp(0.5 * (1 - AIMED_AT * 0.1)))
-    assert caution.factor(0.5) == caution.factor(None) == 1.0
-    assert 1.0 < caution.factor(0.8) < caution.factor(0.9) < caution.factor(1.0)
-    caution.observe(True, 0.9, 0.6)  # between two loads at which factors are kept
-    assert caution.factor(0.6) == pytest.approx(np.exp(0.5 * (1 - AIMED_AT * 0.1)))
+    margin = ConformalMargin()
+    margin.observe(True, 0.9, 1.0)
+    assert margin.factor(1.0) == pytest.approx(np.exp(0.5 * (1 - AIMED_AT * 0.1)))
+    assert margin.factor(0.5) == margin.factor(None) == 1.0
+    assert 1.0 < margin.factor(0.8) < margin.factor(0.9) < margin.factor(1.0)
+    margin.observe(True, 0.9, 0.6)  # between two loads at which factors are kept
+    assert margin.factor(0.6) == pytest.approx(np.exp(0.5 * (1 - AIMED_AT * 0.1)))
     for _ in range(100):  # requests elsewhere
-        caution.unused()
-    assert caution.factor(0.6) == pytest.approx(np.exp(0.25 * (1 - AIMED_AT * 0.1)))
+        margin.unused()
+    assert margin.factor(0.6) == pytest.approx(np.exp(0.25 * (1 - AIMED_AT * 0.1)))
 
 
 def test_a_model_that_is_late_decides_more_carefully() -> None:

@@ -20,17 +20,17 @@ from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.bundles import NetFigures, OpenBundle, SubNetMemory
 from adaptive_runtime.model.adapting import Adaptation
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.model.estimate import FIRST_REST, ServedRun
-from adaptive_runtime.model.serving import StandIns
+from adaptive_runtime.model.estimate import FIRST_BACKOFF, ServedRun
+from adaptive_runtime.model.serving import Fallbacks
 from adaptive_runtime.model.variants import BundleVariants
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.offload.placed import (
     HALF_S,
+    FallbackTimes,
     NetworkRuntime,
     PlacedRun,
     PlacedSubNet,
     RunRatio,
-    StandInTimes,
     expected,
 )
 from adaptive_runtime.offload.rows import PlacedSubNets
@@ -192,18 +192,18 @@ def decided(bundle: PlacedBundle) -> Iterator[DecidedRows]:
 
 def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(decided: DecidedRows) -> None:
     adaptation, late_ms = decided.adaptation, 1.001 * BUDGET_MS
-    before = adaptation.state.care
+    before = adaptation.state.margins
     assert adaptation.choose(without=frozenset({decided.over})).variant == decided.home
     for _ in range(3):
         decided.served(decided.home, late_ms)
-    then = adaptation.state.care
+    then = adaptation.state.margins
     assert then[0] > 2 * before[0]
     assert then[1] == pytest.approx(before[1], rel=0.02)  # three requests elsewhere
     assert adaptation.choose(without=decided.but_over).variant == decided.over
     for _ in range(3):
         decided.served(decided.over, late_ms)
-    assert adaptation.state.care[1] > 2 * then[1]
-    assert 0.9 * then[0] < adaptation.state.care[0] < then[0]
+    assert adaptation.state.margins[1] > 2 * then[1]
+    assert 0.9 * then[0] < adaptation.state.margins[0] < then[0]
 
 
 def test_the_fastest_row_at_home_that_is_ready_stands_in(decided: DecidedRows) -> None:
@@ -211,21 +211,21 @@ def test_the_fastest_row_at_home_that_is_ready_stands_in(decided: DecidedRows) -
     at_home = sorted(set(rows) - {decided.over}, key=adaptation.variants.table.latency_ms.__getitem__)
     for count in range(len(at_home)):
         adaptation.choose(cold=frozenset(at_home[:count]))
-        found = adaptation.stand_in()
+        found = adaptation.fallback()
         assert found is not None
         assert found.row == at_home[count]
         assert 0 < found.takes_ms < BUDGET_MS
     adaptation.choose(cold=frozenset(at_home))
-    assert adaptation.stand_in() is None
+    assert adaptation.fallback() is None
     adaptation.choose()
     adaptation.set_limits(budget_ms=1e-3)
-    assert adaptation.stand_in() is None, "it would be late itself"
+    assert adaptation.fallback() is None, "it would be late itself"
 
 
 @pytest.mark.long
 def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(decided: DecidedRows) -> None:
     adaptation = decided.adaptation
-    for rest in (FIRST_REST, 2 * FIRST_REST):
+    for rest in (FIRST_BACKOFF, 2 * FIRST_BACKOFF):
         adaptation.set_limits(memory_mib=1e-6)  # no row keeps it, and home keeps the budget
         decision = adaptation.choose(without=decided.but_over)
         assert (decision.variant, decision.within) == (decided.over, False)
@@ -311,7 +311,7 @@ def test_a_bundle_without_placements_is_refused(tmp_path: Path) -> None:
     net = made_net()
     write_plain_bundle(net, [net.max_config], tmp_path)
     devices = {SERVER: DeviceAddress(url="tcp://127.0.0.1:1", token=TOKEN)}
-    with pytest.raises(AdaptiveError, match=r"has no SubNets for several devices; export it with export\.placed=true"):
+    with pytest.raises(AdaptiveError, match=r"has no SubNets for several devices; export it with export\.offload=true"):
         adaptive_runtime.load(tmp_path, 5.0, adapts=True, devices=devices)
 
 
@@ -342,8 +342,8 @@ def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
         now_s[0] += 0.06
         return run_of(back(split_answer(x_NCHW)))
 
-    # a stand-in is for one run: the others wait
-    runtime = NetworkRuntime(2, begin, 120.0, samples=5, stand_in=StandInTimes(120.0, 0.0), clock=lambda: now_s[0])
+    # a fallback is for one run: the others wait
+    runtime = NetworkRuntime(2, begin, 120.0, samples=5, fallback=FallbackTimes(120.0, 0.0), clock=lambda: now_s[0])
     for _ in range(3):
         runtime.run(np.zeros((2, 4), np.float32))
     assert given == pytest.approx([40.0, 30.0, 0.0])
@@ -358,7 +358,7 @@ def test_samples_of_one_request_share_what_is_left_of_its_budget() -> None:
 def test_a_stand_in_begins_in_time_but_not_before_a_run_is_later_than_usual(
     takes_ms: float, usual_ms: float, after_ms: float
 ) -> None:
-    assert StandInTimes(takes_ms, usual_ms).after_ms(10.0) == after_ms
+    assert FallbackTimes(takes_ms, usual_ms).after_ms(10.0) == after_ms
 
 
 def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> None:
@@ -366,7 +366,7 @@ def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> Non
     for is_asked_again in (True, False):
         future: Future[SplitAnswer] = Future()
         run = PlacedRun(future, used.append, left.append)
-        runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, stand_in=StandInTimes(10.0, 0.0))
+        runtime = NetworkRuntime(1, partial(began, run), 10.0, samples=1, fallback=FallbackTimes(10.0, 0.0))
         with pytest.raises(NotBackError):
             runtime.run(x)
         assert not runtime.away.done()
@@ -428,7 +428,7 @@ def test_a_stand_in_at_home_answers_in_time_where_the_device_has_not(
             assert model.state.stood_in == 1
             after = model.state.adapting
             assert after is not None
-            assert after.care[1] > before.care[1], "the device was late, though the request was not"
+            assert after.margins[1] > before.margins[1], "the device was late, though the request was not"
             relay.release()
             assert soon(lambda: large.network.counts.answered == answered + 1)
             assert soon(lambda: large.shared.ratios[frozenset({SERVER})].runs == runs + 1)
@@ -499,7 +499,7 @@ def test_later_runs_are_compared_with_the_plan_and_not_with_runs_before_them() -
 
 
 def test_the_answer_of_a_stand_in_is_kept_until_the_device_is_late() -> None:
-    with closing(StandIns()) as stand_ins:
+    with closing(Fallbacks()) as stand_ins:
         assert stand_ins.beside(Future(), time.monotonic(), lambda: 3) == 3
         away: Future[int] = Future()
         over = threading.Event()
@@ -511,7 +511,7 @@ def test_the_answer_of_a_stand_in_is_kept_until_the_device_is_late() -> None:
 
         assert stand_ins.beside(away, time.monotonic(), standing_in) is None, "it runs to its end for nothing"
         over.set()
-        with closing(StandIns()) as others:
+        with closing(Fallbacks()) as others:
             slow: Future[int] = Future()
             asked = threading.Timer(0.1, slow.set_result, (1,))
             asked.start()

@@ -18,9 +18,9 @@ import adaptive_runtime
 from adaptive_runtime import AdaptingOptions
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.model.deployed import DeployedModel
-from adaptive_runtime.server.metrics import state_told
+from adaptive_runtime.server.metrics import state_report
 from adaptive_runtime.server.recent import RecentService
-from adaptive_runtime.server.served import LoadTold
+from adaptive_runtime.server.served import LoadReport
 from adaptive_runtime.weights import (
     AdaptedSubnet,
     GuardSettings,
@@ -65,7 +65,7 @@ def test_drift_is_corrected_and_the_source_is_back_when_it_is_over(bundle: Path,
         error(model, far[:160], y_N[:160])
         assert kinds(model)[:2] == ["drift", "kept"]
         recent.observe(model.state)
-        told = state_told(model.state, recent, LoadTold(), {})
+        told = state_report(model.state, recent, LoadReport(), {})
         steps = [one["step"] for one in reversed(told["decisions"])]
         assert steps[:3] == ["start", "weights: drift", "weights: kept"]
         assert told["model"]["weights"]["subnets"][model.state.serving.digest]["adapted"]

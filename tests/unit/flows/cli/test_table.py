@@ -35,13 +35,13 @@ def test_each_action_has_options_and_a_function(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "adapts"),
+    ("command", "words", "retargets"),
     [
-        ("adapt", (), True),
+        ("retarget", (), True),
         ("nightly", ("+supernet=a",), True),
         ("nightly", ("never=a",), False),
         ("run", ("supernet=a", "never=a"), False),
     ],
 )
-def test_a_command_adapts_where_the_table_says_so(command: str, words: tuple[str, ...], adapts: bool) -> None:
-    assert replace(parse([command]), overrides=words).adapts is adapts
+def test_a_command_adapts_where_the_table_says_so(command: str, words: tuple[str, ...], retargets: bool) -> None:
+    assert replace(parse([command]), overrides=words).retargets is retargets

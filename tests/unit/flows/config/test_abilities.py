@@ -37,8 +37,8 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
         ),
         (["export.bundle=true", "export.adaptable=true"], "export.adaptable with data.kind=texts: .*to images alone"),
         (
-            ["device=[onnxruntime,torch]", "partition.devices=[onnxruntime,torch]", "export.placed=true"],
-            "export.placed with data.kind=texts: .*home sends images alone to other devices; allowed: false",
+            ["device=[onnxruntime,torch]", "partition.devices=[onnxruntime,torch]", "export.offload=true"],
+            "export.offload with data.kind=texts: .*home sends images alone to other devices; allowed: false",
         ),
         (["base.mixing.cutmix_alpha=1"], "base.mixing with data.kind=texts: .*numbers of words cannot be mixed"),
         (["model.backbone=encoder"], "model.backbone with data.kind=texts: .*of feature maps of images; allowed: null"),
@@ -70,28 +70,31 @@ def test_options_that_texts_cannot_do_yet_are_one_clear_line(overrides: list[str
     [
         (
             ["stream.in_report=true"],
-            "stream.in_report with data.kind=seen_and_felt: classification of several inputs cannot",
+            "stream.in_report with data.kind=image_and_motion: classification of several inputs cannot",
         ),
-        (["export.adaptable=true"], "export.adaptable with data.kind=seen_and_felt: .*networks of one image alone"),
-        (["export.blocks=true"], "export.blocks with data.kind=seen_and_felt: .*a search on a device"),
-        (["export.planned_memory=true"], "export.planned_memory with data.kind=seen_and_felt: .*; allowed: false"),
+        (["export.adaptable=true"], "export.adaptable with data.kind=image_and_motion: .*networks of one image alone"),
+        (["export.blocks=true"], "export.blocks with data.kind=image_and_motion: .*a search on a device"),
+        (["export.planned_memory=true"], "export.planned_memory with data.kind=image_and_motion: .*; allowed: false"),
         (
-            ["partition.devices=[ncnn,onnxruntime]", "export.placed=true"],
-            "export.placed with data.kind=seen_and_felt: .*home sends one input to other devices; allowed: false",
+            ["partition.devices=[ncnn,onnxruntime]", "export.offload=true"],
+            "export.offload with data.kind=image_and_motion: .*home sends one input to other devices; allowed: false",
         ),
         (
             ["partition.devices=[ncnn,onnxruntime]"],
-            r"partition.devices with data.kind=seen_and_felt: .*; allowed: \[\], and",
+            r"partition.devices with data.kind=image_and_motion: .*; allowed: \[\], and",
         ),
-        (["finetune.mixing.mixup_alpha=0.2"], "finetune.mixing with data.kind=seen_and_felt: .*are not mixed"),
-        (["space.exits=auto"], "space.exits with data.kind=seen_and_felt: .*for networks of one image"),
-        (["baselines.siblings=[resnet18]"], "baselines.siblings with data.kind=seen_and_felt: .*networks of one image"),
+        (["finetune.mixing.mixup_alpha=0.2"], "finetune.mixing with data.kind=image_and_motion: .*are not mixed"),
+        (["space.exits=auto"], "space.exits with data.kind=image_and_motion: .*for networks of one image"),
+        (
+            ["baselines.siblings=[resnet18]"],
+            "baselines.siblings with data.kind=image_and_motion: .*networks of one image",
+        ),
     ],
 )
 def test_options_that_several_inputs_cannot_do_yet_are_one_clear_line(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        validate(RunConfig, compose_config("config", ["+preset=seen_and_felt", *overrides]))
-    validate(RunConfig, compose_config("config", ["+preset=seen_and_felt"]))
+        validate(RunConfig, compose_config("config", ["+preset=image_and_motion", *overrides]))
+    validate(RunConfig, compose_config("config", ["+preset=image_and_motion"]))
 
 
 @pytest.mark.few(1)
@@ -123,7 +126,7 @@ def test_several_targets_of_one_image_can_do_what_images_can_and_is_not_by_one_c
         "device=[onnxruntime,torch]",
         "partition.devices=[onnxruntime,torch]",
         "export.bundle=true",
-        "export.placed=true",
+        "export.offload=true",
     ]
     config = validate(RunConfig, compose_config("config", [*own, *placed, "export.formats=[onnx,ncnn]"]))
     assert (config.data.sample, config.model.kind) == ("image", "timm")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.config import AdaptConfig, RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.config.compose import compose_config, split_sweep
 from flows.config.validate import config_groups, validate
 from flows.pipeline.stages.spec import model_key
@@ -188,7 +188,7 @@ def test_selectors_can_be_swept() -> None:
 
 def test_adapt_has_no_space_to_choose() -> None:
     with pytest.raises(UserError, match=r"option 'space\.depth': is unknown"):
-        compose_config("adapt", ["supernet=net", "space.depth=auto"])
+        compose_config("retarget", ["supernet=net", "space.depth=auto"])
 
 
 def test_a_list_takes_the_place_of_a_presets_range() -> None:
@@ -228,7 +228,7 @@ def test_runs_are_called_by_the_network_and_the_data() -> None:
 
 
 def test_runs_that_adapt_are_called_by_the_network_of_the_supernet(tmp_path: Path) -> None:
-    config = validate(AdaptConfig, compose_config("adapt", [f"supernet={tmp_path / 'net'}"]))
+    config = validate(RetargetConfig, compose_config("retarget", [f"supernet={tmp_path / 'net'}"]))
     assert config.name == "net-noisy_digits"
     for folder in (tmp_path / "net", tmp_path / "trained"):
         folder.mkdir()
@@ -259,9 +259,9 @@ def test_a_preset_gives_no_network_of_its_own_name_to_another() -> None:
 
 
 def test_adapt_has_no_training_settings() -> None:
-    config = compose_config("adapt", ["supernet=net"])
+    config = compose_config("retarget", ["supernet=net"])
     assert {"model", "base", "finetune", "space"}.isdisjoint(config)
-    assert validate(AdaptConfig, config).data == RunConfig().data
+    assert validate(RetargetConfig, config).data == RunConfig().data
 
 
 @pytest.mark.parametrize(

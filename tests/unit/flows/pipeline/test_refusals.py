@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flows.config import AdaptConfig, RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.operations.deployments.checks import fault_of
 from flows.pipeline.refusals import check_given, check_places, check_writable
 from tasks.base.errors import UserError
@@ -165,9 +165,9 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_supernet_that_is_none(tmp_path: Path) -> None:
     for place, line in ((tmp_path / "absent", "is no folder"), (tmp_path, "has no SuperNet in it")):
         with pytest.raises(UserError, match=f"supernet '{place}': {line}; give the folder"):
-            check_given(AdaptConfig(supernet=place))
+            check_given(RetargetConfig(supernet=place))
     (tmp_path / "graph.json").write_text("{}")
-    check_given(AdaptConfig(supernet=tmp_path))
+    check_given(RetargetConfig(supernet=tmp_path))
 
 
 def test_the_defaults_pass_and_make_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,11 @@ from typing import cast
 
 import pytest
 
-from flows.config import AdaptConfig, RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from flows.pipeline.run import Run
-from flows.pipeline.stages import ADAPTATION, PIPELINE
+from flows.pipeline.stages import PIPELINE, RETARGETING
 from flows.pipeline.stages.spec import StageSpec
 from flows.pipeline.stages.walk import _Labels, _ready, rows
 from tests.support.flows.tiny import TINY
@@ -17,10 +17,11 @@ from tests.support.flows.tiny import TINY
 def ready(*without: str, table: tuple[StageSpec, ...] = PIPELINE) -> list[str]:
     """Stages that may be worked where some are worked already."""
     if table is PIPELINE:
-        config: RunConfig | AdaptConfig = validate(RunConfig, compose_config("config", [*TINY, "baselines=all"]))
+        config: RunConfig | RetargetConfig = validate(RunConfig, compose_config("config", [*TINY, "baselines=all"]))
     else:
         config = validate(
-            AdaptConfig, compose_config("adapt", ["supernet=net", "search.limits.memory_mib=100", "policy.subnets=0"])
+            RetargetConfig,
+            compose_config("retarget", ["supernet=net", "search.limits.memory_mib=100", "policy.subnets=0"]),
         )
     nobody = cast("Run", None)  # nothing is worked
     found = {spec.name: _Labels(spec, nobody, config, {}) for spec in rows(table, config, "report")}
@@ -45,4 +46,4 @@ def test_a_worker_goes_on_with_stages_that_need_none_of_those_that_are_not_worke
 
 
 def test_what_stands_before_the_check_of_an_adaptation_comes_first() -> None:
-    assert ready(table=ADAPTATION) == ["given", "check"]
+    assert ready(table=RETARGETING) == ["given", "check"]

@@ -21,7 +21,7 @@ MEAN_G = (0.0, 0.0, 0.8)
 """Mean of gravity on a slightly turned device [g]."""
 
 
-class SeenAndFelt(Source):
+class ImageAndMotion(Source):
     """Images of `tasks.data.drawn.glyphs` beside signals of `tasks.data.signals.synthesised`, in g; both synthesised."""
 
     def __init__(self, settings: DataSettings) -> None:

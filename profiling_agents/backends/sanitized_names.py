@@ -31,7 +31,7 @@ class ModelMemoryError(ModelError):
     """The model needs more memory than it may have."""
 
 
-class OwnNames:
+class SanitizedNames:
     """Our names and the foreign names that they replace. Equal names stay equal, different names stay different."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ COUNTS = 2  # numbers of layers and blobs, in the second line
 BEFORE_BLOBS = 4  # words
 
 
-def with_own_names(param: bytes, names: OwnNames) -> bytes:
+def with_sanitized_names(param: bytes, names: SanitizedNames) -> bytes:
     """The file with our names for layers and blobs; `names` keeps the foreign names. ModelError for a malformed line."""
     numbered = ((number, line.split()) for number, line in enumerate(param.split(b"\n"), start=1))
     lines = [(number, words) for number, words in numbered if words]
@@ -109,9 +109,9 @@ def with_own_names(param: bytes, names: OwnNames) -> bytes:
 
 
 @contextmanager
-def renamed_file(param: Path, names: OwnNames) -> Iterator[Path]:
-    """A copy of the file with our names, in a folder beside it, until the block ends. ModelError as in `with_own_names`."""
-    content = with_own_names(param.read_bytes(), names)
+def renamed_file(param: Path, names: SanitizedNames) -> Iterator[Path]:
+    """A copy of the file with our names, beside it, until the block ends. ModelError as in `with_sanitized_names`."""
+    content = with_sanitized_names(param.read_bytes(), names)
     folder = param.with_name(f"{param.name}.own")
     folder.mkdir(mode=0o700, exist_ok=True)  # the folder may be left over from a process that was killed
     try:
@@ -135,7 +135,7 @@ def without_batch(job: JobMessage, runtime: str, most_axes: int) -> list[Shape]:
     return shapes
 
 
-def _layer(words: list[bytes], number: int, names: OwnNames) -> bytes:
+def _layer(words: list[bytes], number: int, names: SanitizedNames) -> bytes:
     """One layer's line with our names."""
     if len(words) < BEFORE_BLOBS or not LAYER_TYPE.fullmatch(words[0]):
         raise _unreadable(number, "no layer type, name and two counts")

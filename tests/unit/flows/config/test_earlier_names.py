@@ -1,0 +1,79 @@
+"""Names of earlier versions: they work for one version, and one line says the new name; a name that has gone is refused."""
+
+import pytest
+
+from flows.cli.arguments import help_of, parse
+from flows.config.compose import compose_config
+from tasks.base.earlier import EARLIER_NAMES, config_now, name_now, override_now
+from tasks.base.errors import UserError
+from tasks.data.settings import DataSettings
+
+
+@pytest.fixture(autouse=True)
+def _said_again() -> None:
+    name_now.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("export.placed=true", "export.offload=true"),
+        ("++export.together={ncnn:[onnxruntime]}", "++export.shared_bundle={ncnn:[onnxruntime]}"),
+        ("export.together.ncnn=[onnxruntime]", "export.shared_bundle.ncnn=[onnxruntime]"),
+        ("data=seen_and_felt", "data=image_and_motion"),
+        ("+preset=seen_and_felt", "+preset=image_and_motion"),
+    ],
+)
+def test_an_earlier_name_of_an_override_is_the_new_one(
+    earlier: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert override_now(earlier) == now
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is now" in line
+    assert "the next version refuses the old name" in line
+    override_now(earlier)
+    assert not capsys.readouterr().err, "said once"
+    assert override_now(now) == now
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["export.bundle=true", "export.placed_more=1", "data=digits", "x", "~export.bundle", "a=b=c"]
+)
+def test_other_overrides_stay(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert override_now(text) == text
+    assert not capsys.readouterr().err
+
+
+def test_a_run_with_earlier_names_is_composed_as_one_with_the_new_names() -> None:
+    earlier = ["+preset=seen_and_felt", "export.placed=true", "export.together={ncnn:[onnxruntime]}"]
+    now = ["+preset=image_and_motion", "export.offload=true", "export.shared_bundle={ncnn:[onnxruntime]}"]
+    assert compose_config("config", earlier) == compose_config("config", now)
+
+
+def test_files_of_users_may_have_earlier_names(capsys: pytest.CaptureFixture[str]) -> None:
+    found = config_now({"export": {"placed": True, "bundle": True}, "data": {"kind": "digits"}, "name": "x"})
+    assert found == {"export": {"offload": True, "bundle": True}, "data": {"kind": "digits"}, "name": "x"}
+    both = config_now({"export": {"placed": True, "offload": False}})
+    assert both == {"export": {"offload": False}}
+    assert "export.offload" in capsys.readouterr().err
+
+
+def test_an_earlier_kind_of_data_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert DataSettings(kind="seen_and_felt").kind == "image_and_motion"
+    assert "data.kind 'seen_and_felt' is now 'image_and_motion'" in capsys.readouterr().err
+
+
+def test_an_earlier_command_is_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["adapt", "supernet=net"]).command == "retarget"
+    assert "command 'adapt' is now 'retarget'" in capsys.readouterr().err
+    assert help_of(["adapt", "--help"]) == help_of(["retarget", "--help"])
+
+
+@pytest.mark.parametrize("one", [one for one in EARLIER_NAMES if one.advice], ids=lambda one: one.name)
+def test_a_name_that_has_gone_is_refused_with_advice(one: object) -> None:
+    name, kind, advice = (getattr(one, field) for field in ("name", "kind", "advice"))
+    with pytest.raises(UserError) as refused:
+        parse([name]) if kind == "command" else compose_config("config", [f"{name}=1"])
+    assert advice in str(refused.value)
+    assert "has gone" in str(refused.value)
