@@ -80,7 +80,7 @@ class GuardSettings(BaseModel):
     redundancy: float = Field(default=1e-3, ge=0)
     """Images that differ from one in memory by less, in squares relative to it, are not adapted to."""
     held_back_every: int = Field(default=4, ge=2)
-    """Of so many images one is held back: it judges, and is never adapted to."""
+    """One image in so many is held out: it judges the adaptation, and is never adapted to."""
     held_back_images: int = Field(default=32, ge=4)
     """The newest ones of these judge."""
     judged_from: int = Field(default=8, ge=4)
@@ -105,7 +105,7 @@ class WeightOptions(BaseModel):
     prior_images: float = Field(default=4.0, ge=0)
     """The source's statistics weigh as much as so many images beside a batch."""
     newest_share: float = Field(default=0.3, gt=0, le=1)
-    """Of each step in the statistics that are kept."""
+    """Weight of each step in the kept statistics."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """tent: of SGD."""
     momentum: float = Field(default=0.9, ge=0, lt=1)

@@ -315,7 +315,7 @@ class BatchDecision:
         self.confidences = np.zeros(samples)
 
     def leave(self, logits_BK: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of the remaining samples leave at the next exit (B,); the host continues with the others."""
+        """The remaining samples that leave at the next exit (B,); the host continues with the others."""
         if len(logits_BK) != len(self.rows):
             where, got = f"exit {self._next}", f"logits of {len(logits_BK)} samples"
             raise AdaptiveError(where, got, allowed=f"{len(self.rows)}, of the samples that are left")

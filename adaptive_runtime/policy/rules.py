@@ -110,7 +110,7 @@ class ChoiceRules:
     rules: tuple[ChoiceRule, ...]
 
     def holding(self, inputs: DecisionInputs, held: Sequence[bool]) -> tuple[bool, ...]:
-        """Which conditions of all rules hold now, in the order of the text. held: which held before; empty: none."""
+        """The conditions of all rules that hold now, in the order of the text. held: which held before; empty: none."""
         conditions = [condition for rule in self.rules for condition in rule.conditions]
         before = held if len(held) == len(conditions) else (False,) * len(conditions)
         return tuple(condition.holds(inputs, was) for condition, was in zip(conditions, before, strict=True))

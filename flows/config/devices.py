@@ -20,7 +20,7 @@ from tasks.placement.partition.settings import PartitionSettings
 
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 AgentUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/devices/[0-9a-f]{32})?/?$")]
-"""Of an agent or a relay; below a fleet's relay, of one device."""
+"""The address of an agent or a relay; below a fleet's relay, the address of one device."""
 
 
 CPU = "CPUExecutionProvider"
@@ -29,7 +29,7 @@ IN_INT8 = ("onnxruntime", "openvino")
 
 
 PARAMETER_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp16_storage": 2, "int8": 1}
-"""What a parameter takes in a runtime of that precision."""
+"""Bytes of a parameter in a runtime of this precision."""
 
 FORMATS: Mapping[tuple[str, Precision], BundleFormat] = {
     ("onnxruntime", "fp32"): "onnx",
@@ -62,7 +62,7 @@ class SshSettings(BaseModel):
         return self
 
     def target(self) -> SshTarget:
-        """Where and how to connect."""
+        """The address, and the way to connect."""
         return SshTarget(
             destination=self.host, port=self.port, identity=self.identity, python=self.python, options=self.options
         )
@@ -71,7 +71,7 @@ class SshSettings(BaseModel):
 class DeviceProfile(BaseModel):
     """One device: an agent at `agent`, identical ones at `agents`, one that is started over `ssh`, or here.
 
-    What is started, here or over ssh, is started for the time of the run.
+    An agent that the run starts, here or over ssh, ends with the run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

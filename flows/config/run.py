@@ -185,7 +185,7 @@ class CommonConfig(BaseModel):
         return ResourceSettings.model_validate(self.resources.model_dump() | self.device[device].resources)
 
     def limited_memory_of(self, device: str) -> Rules:
-        """What a limit of memory counts on one device: weights in its precision, planned order where it runs such files."""
+        """The rules by which one device counts memory: weights in its precision, planned order if it runs such files."""
         profile = self.device[device]
         return replace(
             self.resources_of(device).rules,

@@ -47,7 +47,7 @@ class _Map:
 
 
 def _channel_map(node: gs.Node, constant: np.ndarray | None, axis: int, channels: int, rank: int) -> _Map | None:
-    """What a node does to the channels along this axis of its operand; None where it does more, or something else."""
+    """The scale and shift of a node on the channels along this axis of its operand; None: the node does more than this."""
     if constant is None:
         arrays = [_array(tensor) for tensor in node.inputs[1:5]]
         if axis != 1 or any(array is None or array.size != channels for array in arrays):

@@ -32,7 +32,7 @@ Rewrite = Callable[[gs.Graph], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOutcome:
-    """What one rule did. `difference`: the largest change of an output, relative to the largest output; None: unchecked."""
+    """The result of one rule. `difference`: the largest change of an output over the largest output; None: unchecked."""
 
     name: str
     times: int

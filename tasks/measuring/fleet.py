@@ -22,7 +22,7 @@ FIRST_PAUSE_S = 2.0
 
 
 Result = Measurement | BaseException | None
-"""Of a device's thread: a measurement, or its end: the last failure, None if all jobs are done."""
+"""A message of a device's thread: a measurement, or its end (the last failure; None if all jobs are done)."""
 
 
 class _Member:
