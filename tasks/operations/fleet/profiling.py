@@ -316,7 +316,7 @@ class _Kind:
             self._unmade |= {failure.key: failure for failure in failures}
 
     def _judge(self, described: Mapping[str, DeviceAnswer]) -> None:
-        """Judge devices by their latest answers. Answers of devices that are odd or failed do not count as votes."""
+        """Judge devices by their latest answers. Answers of outliers and failed devices do not count as votes."""
         by = references(self._votes, self._known)
         for device, answer in described.items():
             self._verdicts[device] = judge(device, answer.measurements, by, self._settings)

@@ -55,7 +55,7 @@ devices = sa.Table(
     ),  # how often it sent telemetry from an older copy of its folder
     sa.Column("restored_s", sa.Float),  # last time of this
     sa.Column("lut", sa.String(256)),  # name of the look-up table of its kind
-    sa.Column("verdict", sa.String(16)),  # of the latest check by its kind: sound, odd, failed, unknown
+    sa.Column("verdict", sa.String(16)),  # of the latest check by its kind: sound, outlier, failed, unknown
     sa.Column("verdict_reason", sa.Text),
     sa.Column("checked_s", sa.Float),
     sa.Column("assigned", sa.String(64)),  # digest of the bundle that it should run; null: whatever it has

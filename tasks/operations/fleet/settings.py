@@ -9,11 +9,11 @@ from tasks.base.schemas.stored import Strict
 
 
 class FleetProfileSettings(Strict):
-    """The operators that each device measures, and the guarantee for devices that are called odd (outliers).
+    """The operators that each device measures, and the guarantee for devices that are called outliers.
 
     A device is sound if each of its operators is off with a probability of at most `off_share`. Off means beyond the tolerance,
     or failed, by chance or because something else ran there. Each check calls at most the share `false_alarms` of sound devices
-    odd; a device is an outlier when two checks agree, with other operators and at another time.
+    outliers; `outlier` is the verdict when two checks agree, with other operators and at another time.
     """
 
     spot_operators: int = Field(default=8, ge=1, le=1000, description="that each device measures at least")

@@ -352,7 +352,7 @@ def test_a_side_file_of_a_guarded_subnet_that_aligned_is_exported(made: Made, tm
     assert guard.answering.alignment is not None
     save_adapted(file, guard.answering, net, config)
     adapted = winners_of(made, read_side_files([file]))
-    assert adapted[net.space.digest(config)].told.input_deviations == 1.0
+    assert adapted[net.space.digest(config)].described.input_deviations == 1.0
     net.export(config, tmp_path / "own.onnx", statistics=own_tensors(net, config, made.images, adapted))
     found = onnx_answers(tmp_path / "own.onnx", hazy[:5])
     assert difference(found, torch_answers(guard.answering, hazy[:5])) <= TOLERANCE

@@ -172,7 +172,7 @@ def test_a_check_keeps_its_promise_about_errors() -> None:
     assert SETTINGS.found_share(8, SETTINGS.off_share) <= SETTINGS.false_alarms
     assert SETTINGS.found_share(8, 0.9) > 0.99
     assert SETTINGS.most_off(2) is None
-    with pytest.raises(ValueError, match="spot_operators 2 cannot tell an odd device from chance"):
+    with pytest.raises(ValueError, match="spot_operators 2 cannot tell an outlier from chance"):
         FleetProfileSettings(spot_operators=2)
 
 

@@ -176,7 +176,7 @@ def test_devices_alone_fetch_files_and_by_digests_alone(
             "devices are measured through their relay; write relay=https://HOST:PORT token_file=F",
         ),
         (["profile", "operators", "relay=ftp://x"], "relay"),
-        (["profile", "operators", "profile.spot_operators=2"], "cannot tell an odd device from chance"),
+        (["profile", "operators", "profile.spot_operators=2"], "cannot tell an outlier from chance"),
         (["relay", "host=0.0.0.0"], "not a loopback address; it takes --tls-cert, --tls-key and a token"),
         (["devices", "database=fleet.db"], "is no address"),
     ],
