@@ -37,8 +37,8 @@ NETWORKS = Path(__file__).with_name("zoo.txt")
 PRESETS = ("resnet50", "mobilenetv2", "mobilenetv3", "proxylessnet", "convnext_tiny", "vit_base", "levit")
 SUBNETS, POPULATION, BUDGETS, REPEATS = 50, 100_000, 10, 3
 MODULES = ("tasks.search.stage", "benchmarks.search")
-PREDICTORS = ("tasks.prediction", "tasks.predict")
-"""The package of predictors, in this checkout and in earlier ones."""
+PREDICTORS = ("tasks.prediction.resources", "tasks.predict.memory")
+"""The module of memory predictors, in this checkout and in earlier ones."""
 COMPARISONS = ("_compared", "compare")
 """The function that compares the compiled network with the original, in this checkout and in earlier ones."""
 MOST = 1.05
@@ -114,7 +114,12 @@ def take_benchmarks(checkout: Path) -> None:
 
 def memory_predictors() -> Any:
     """The module of memory predictors."""
-    return importlib.import_module(f"{next(filter(importlib.util.find_spec, PREDICTORS))}.memory")
+    return importlib.import_module(next(name for name in PREDICTORS if is_there(name)))
+
+
+def is_there(module: str) -> bool:
+    """Whether a checkout has a module."""
+    return bool(importlib.util.find_spec(module.rpartition(".")[0]) and importlib.util.find_spec(module))
 
 
 def compiled_net(watch: Stopwatch, compiled: Callable[[], Any]) -> Any:

@@ -94,13 +94,13 @@ def override_now(text: str) -> str:
     return text
 
 
-def config_now(config: Mapping[str, Any]) -> dict[str, Any]:
+def config_now(config: dict[str, Any]) -> dict[str, Any]:
     """A config, as files of users may have it, with the options' names of this version. Both names: the new one counts."""
-    found = dict(config)
     for one in EARLIER_NAMES:
         group, _, key = one.name.partition(".")
-        options = found.get(group)
+        options = config.get(group)
         if one.kind == "option" and one.now and isinstance(options, Mapping) and key in options:
             now = name_now("option", "option", one.name).removeprefix(f"{group}.")
-            found[group] = {now: options[key], **{name: value for name, value in options.items() if name != key}}
-    return found
+            renamed = {now: options[key], **{name: value for name, value in options.items() if name != key}}
+            config = {**config, group: renamed}
+    return config
