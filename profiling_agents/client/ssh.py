@@ -41,15 +41,20 @@ LOCAL_PATIENCE_S = 2.0
 
 @contextmanager
 def local_agent(
-    backend: str = "ncnn", threads: int = 1, *, cores: Sequence[int] | None = None, options: Sequence[str] = ()
+    backend: str = "ncnn",
+    threads: int = 1,
+    *,
+    cores: Sequence[int] | None = None,
+    options: Sequence[str] = (),
+    token: str = "",
 ) -> Iterator["AgentClient"]:
-    """An agent as a separate process on loopback with a random token, and its client; it ends with the block.
+    """An agent as a separate process on loopback, and its client; it ends with the block, and when this process dies.
 
-    It also ends when this process dies. `options`: further options of `autotailor agent`, for example limits.
+    options: further options of `autotailor agent`, for example limits. token: of the agent; empty: a random one.
     """
     from profiling_agents.client.agent import AgentClient
 
-    token = secrets.token_hex(32)
+    token = token or secrets.token_hex(32)
     command = [sys.executable, "-P", "-m", "profiling_agents", *_arguments(backend, threads)]
     if cores is not None:
         command += ["--cores", ",".join(map(str, cores))]
