@@ -95,12 +95,15 @@ def override_now(text: str) -> str:
 
 
 def config_now(config: dict[str, Any]) -> dict[str, Any]:
-    """A config, as files of users may have it, with the options' names of this version. Both names: the new one counts."""
+    """A composed config with the options' names of this version, for files of users that have earlier names.
+
+    The value of an earlier name counts: a user has written it, while the new name always has at least its default.
+    """
     for one in EARLIER_NAMES:
         group, _, key = one.name.partition(".")
         options = config.get(group)
         if one.kind == "option" and one.now and isinstance(options, Mapping) and key in options:
             now = name_now("option", "option", one.name).removeprefix(f"{group}.")
-            renamed = {now: options[key], **{name: value for name, value in options.items() if name != key}}
-            config = {**config, group: renamed}
+            others = {name: value for name, value in options.items() if name != key}
+            config = {**config, group: {**others, now: options[key]}}
     return config

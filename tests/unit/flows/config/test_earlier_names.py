@@ -1,5 +1,7 @@
 """Names of earlier versions: they work for one version, and one line says the new name; a name that has gone is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from flows.cli.arguments import help_of, parse
@@ -55,8 +57,16 @@ def test_files_of_users_may_have_earlier_names(capsys: pytest.CaptureFixture[str
     found = config_now({"export": {"placed": True, "bundle": True}, "data": {"kind": "digits"}, "name": "x"})
     assert found == {"export": {"offload": True, "bundle": True}, "data": {"kind": "digits"}, "name": "x"}
     both = config_now({"export": {"placed": True, "offload": False}})
-    assert both == {"export": {"offload": False}}
+    assert both == {"export": {"offload": True}}, "the new name has its default in every composed config"
     assert "export.offload" in capsys.readouterr().err
+
+
+def test_an_earlier_name_in_an_option_file_of_a_user_counts(tmp_path: Path) -> None:
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "own.yaml").write_text("# @package _global_\nexport:\n  together: {ncnn: [onnxruntime]}\n")
+    export = compose_config("config", ["+preset=own"], tmp_path)["export"]
+    assert export["shared_bundle"] == {"ncnn": ["onnxruntime"]}
+    assert "together" not in export
 
 
 def test_an_earlier_kind_of_data_is_read(capsys: pytest.CaptureFixture[str]) -> None:
