@@ -27,8 +27,8 @@ MOST_DEPENDENCIES = 6
 MOST_OF_AN_EXTRA = 3
 RUNTIMES = {"onnxruntime", "ncnn"}
 EXTRAS = RUNTIMES | {"adapt", "telemetry"}
-GRADIENTS, OF_GRADIENTS = "adaptive_runtime/weights/gradients", {"torch", "onnx"}
-"""The one room with libraries of the extra `adapt`, and these."""
+GRADIENTS, OF_GRADIENTS = "adaptive_runtime/weights/gradients.py", {"torch", "onnx"}
+"""The one module with libraries of the extra `adapt`, and these."""
 FOREIGN = (
     "torch",
     "onnx",
@@ -75,7 +75,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def imported(unpacked: Path, without: str | None = None) -> set[str]:
-    """All modules that the wheel's modules import, also inside functions. without: a room whose modules are left out."""
+    """All modules that the wheel's modules import, also inside functions. without: a module, or a room, that is left out."""
     found = set()
     for path in unpacked.rglob("*.py"):
         if without is not None and path.is_relative_to(unpacked / without):

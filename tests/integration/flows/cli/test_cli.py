@@ -220,7 +220,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "baselines.random=-1"], "baselines.random: got -1; allowed: 0 or more"),
         (
             ["retarget", "supernet=net", "baselines.siblings=[resnet10t]"],
-            r"baselines.siblings with adapt, which trains nothing; allowed: \[\], or baselines.files",
+            r"baselines.siblings with retarget, which trains nothing; allowed: \[\], or baselines.files",
         ),
         (["run", "device.ncnn.threads=0"], "device.ncnn.threads: got 0; allowed: 1 or more"),
         (
