@@ -18,8 +18,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from flows.config.own_files import SCHEME
 from flows.config.validate import SEE_HELP, config_groups, nearest
-from tasks.base.earlier import config_now, gone, override_now
+from tasks.base.earlier import gone, override_now
 from tasks.base.errors import UserError, shortened
 
 CONFIG_MODULE = "conf"
@@ -42,7 +43,7 @@ def compose_config(root: str, overrides: Sequence[str], config_folder: Path | No
         _check_override(override, text)
     selectors = {m[1]: o.value() for o, text in zip(parsed, overrides, strict=True) if (m := SELECTOR.fullmatch(text))}
     others = [f"++{text}" if FREE_MAPPINGS.match(text) else text for text in overrides if not SELECTOR.fullmatch(text)]
-    search = [f"hydra.searchpath=[file://{config_folder.resolve()}]"] if config_folder else []
+    search = [f"hydra.searchpath=[{SCHEME}://{config_folder.resolve()}]"] if config_folder else []
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
@@ -80,7 +81,7 @@ def _compose(root: str, overrides: Sequence[str], search: list[str], groups: Gro
         known = OmegaConf.to_container(compose(root, overrides=search), resolve=False)
         raise _explain(str(error), overrides, known, groups) from error
     assert isinstance(container, dict)
-    config = config_now({str(key): value for key, value in container.items()})
+    config = {str(key): value for key, value in container.items()}
     if root in WITH_DEVICES:
         config = {"device": {}} | config  # Hydra drops the group for device=[]
     refuse_instantiation(config)

@@ -5,6 +5,7 @@ Both cases are one line for the user.
 
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -94,16 +95,39 @@ def override_now(text: str) -> str:
     return text
 
 
-def config_now(config: dict[str, Any]) -> dict[str, Any]:
-    """A composed config with the options' names of this version, for files of users that have earlier names.
+def earlier_groups(group: str) -> tuple[str, ...]:
+    """Earlier names of a group of options."""
+    return tuple(one.name for one in EARLIER_NAMES if one.kind == "option" and one.now == group)
 
-    The value of an earlier name counts: a user has written it, while the new name always has at least its default.
-    """
+
+def config_now(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a file with the names of this version; those of a group that has a new name join the new one's."""
+    config = deepcopy(dict(config))
     for one in EARLIER_NAMES:
-        group, _, key = one.name.partition(".")
-        options = config.get(group)
-        if one.kind == "option" and one.now and isinstance(options, Mapping) and key in options:
-            now = name_now("option", "option", one.name).removeprefix(f"{group}.")
-            others = {name: value for name, value in options.items() if name != key}
-            config = {**config, group: {**others, now: options[key]}}
+        *above, key = one.name.split(".")
+        options = config
+        for name in above:
+            options = options[name] if isinstance(options.get(name), dict) else {}
+        if one.kind != "option" or not one.now or key not in options:
+            continue
+        value = options.pop(key)
+        if above and not options:
+            del config[above[0]]
+        *above, key = name_now("option", "option", one.name).split(".")
+        options = config
+        for name in above:
+            options[name] = options[name] if isinstance(options.get(name), dict) else {}
+            options = options[name]
+        present = options.get(key)
+        options[key] = present | value if isinstance(present, dict) and isinstance(value, dict) else value
     return config
+
+
+def default_now(entry: Any) -> Any:
+    """An entry of a file's list of defaults, as {"override /data": "digits"}, with the names of this version."""
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        return entry
+    ((key, value),) = entry.items()
+    before, sign, group = str(key).rpartition("/")
+    now, _, choice = override_now(f"{group}={value}").partition("=")
+    return {f"{before}{sign}{now}": value if choice == str(value) else choice}

@@ -56,17 +56,36 @@ def test_a_run_with_earlier_names_is_composed_as_one_with_the_new_names() -> Non
 def test_files_of_users_may_have_earlier_names(capsys: pytest.CaptureFixture[str]) -> None:
     found = config_now({"export": {"placed": True, "bundle": True}, "data": {"kind": "digits"}, "name": "x"})
     assert found == {"export": {"offload": True, "bundle": True}, "data": {"kind": "digits"}, "name": "x"}
-    both = config_now({"export": {"placed": True, "offload": False}})
-    assert both == {"export": {"offload": True}}, "the new name has its default in every composed config"
     assert "export.offload" in capsys.readouterr().err
 
 
+def _written(folder: Path, file: str, text: str) -> Path:
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(text)
+    return folder
+
+
 def test_an_earlier_name_in_an_option_file_of_a_user_counts(tmp_path: Path) -> None:
-    (tmp_path / "preset").mkdir()
-    (tmp_path / "preset" / "own.yaml").write_text("# @package _global_\nexport:\n  together: {ncnn: [onnxruntime]}\n")
-    export = compose_config("config", ["+preset=own"], tmp_path)["export"]
+    text = "# @package _global_\nexport:\n  together: {ncnn: [onnxruntime]}\n"
+    export = compose_config("config", ["+preset=own"], _written(tmp_path, "preset/own.yaml", text))["export"]
     assert export["shared_bundle"] == {"ncnn": ["onnxruntime"]}
     assert "together" not in export
+
+
+def test_an_option_of_the_command_line_comes_before_an_earlier_name_in_a_file(tmp_path: Path) -> None:
+    own = _written(tmp_path, "export/own.yaml", "defaults: [default]\nplaced: true\nbundle: true\n")
+    assert compose_config("config", ["export=own"], own)["export"]["offload"] is True
+    assert compose_config("config", ["export=own", "export.offload=false"], own)["export"]["offload"] is False
+
+
+def test_a_preset_of_a_user_overrides_groups_by_earlier_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "# @package _global_\ndefaults:\n  - override /data: seen_and_felt\n"
+    found = compose_config("config", ["+preset=own"], _written(tmp_path, "preset/own.yaml", text))
+    assert found == compose_config("config", ["data=image_and_motion"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'data=seen_and_felt' is now 'data=image_and_motion'" in line
 
 
 def test_an_earlier_kind_of_data_is_read(capsys: pytest.CaptureFixture[str]) -> None:
