@@ -5,8 +5,8 @@
 
 For each network of timm (random weights, the space that is proposed for it) and each runtime: the largest SubNet, the smallest
 and `--subnets` random ones under every choice beside the defaults, in one run; a ratio is the time with a choice over the time
-without, the geometric mean over the SubNets of medians over the rounds. Then the engine as the stage "engine" chooses it,
-timed anew beside the defaults. DIR keeps the times; a second run goes on from there.
+without, the geometric mean over the SubNets of medians over the rounds. Then the engine as the stage "runtime_options"
+chooses it, timed anew beside the defaults. DIR keeps the times; a second run goes on from there.
 """
 
 import argparse

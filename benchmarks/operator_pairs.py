@@ -89,7 +89,7 @@ COMMON = (
     "finetune.epochs=6",
     "finetune.learning_rate=0.002",
     "finetune.ranges.subnets=0",
-    "engine.tune=false",
+    "runtime_options.tune=false",
     "predict.random_subnets=16",
     "predict.fit_subnets=8",
 )

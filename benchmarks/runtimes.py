@@ -4,8 +4,8 @@
                                   [NETWORK[@PIXELS] …]
 
 For each network (a preset, or a network of timm with the space that is proposed for it), runtime and precision: the largest
-SubNet by the runtime's defaults, and by the engine that the stage "engine" chooses; on ncnn with the kernels that profiling
-chooses for each convolution, too. All take turns, the median of the rounds counts; speed-up: the median of the ratios within
+SubNet by the runtime's defaults, and by the engine that the stage "runtime_options" chooses; on ncnn with the kernels that
+profiling chooses for each convolution, too. All take turns, the median of the rounds counts; speed-up: the median of the ratios within
 the rounds. DIR keeps engines and tables, and shares them with `benchmarks.kernels` and `benchmarks.latency`.
 """
 
@@ -107,10 +107,10 @@ def _contender(network: str, device: str, client: AgentClient, work: Path) -> Co
     out.mkdir(exist_ok=True)
     by_kernels = "ncnn" in found.formats
     settings = Settings()
-    if not (out / engine.ENGINE_FILE).exists():
+    if not (out / engine.RUNTIME_OPTIONS_FILE).exists():
         board = LeasedDevice(name=device, client=client)
         engine.run(settings, supernet, board, out, Terminal(), by_operator=by_kernels)
-    chosen = ChosenEngine.read(out / engine.ENGINE_FILE)
+    chosen = ChosenEngine.read(out / engine.RUNTIME_OPTIONS_FILE)
     net = tailor_ir.load(supernet)
     jobs, failed = engine.ModelsOfSubNets(net, settings, found).timed()
     assert not failed, failed

@@ -6,13 +6,14 @@ devices: `export.offload`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from adaptive_runtime.bundle.bundles import BundleFormat
 from profiling_agents.client.ssh import SshTarget
 from profiling_agents.messages import AgentError, Precision
+from tasks.base.earlier import name_now
 from tasks.export import Settings as ExportSettings
 from tasks.export.bundles import required_files
 from tasks.measuring.runtime_options.settings import Choices
@@ -95,14 +96,26 @@ class DeviceProfile(BaseModel):
     token_file: Path | None = None
     token_env: str | None = Field(default=None, min_length=1, description="environment variable with the token")
     ca_file: Path | None = Field(default=None, description="certificate (PEM) that https is checked against")
-    engine: Choices = Field(
-        default={}, description="option of the runtime -> choice, fixed on this device besides engine.fixed"
+    runtime_options: Choices = Field(
+        default={}, description="option of the runtime -> choice, fixed on this device besides runtime_options.fixed"
     )
     measure: dict[str, float | str] = Field(default={}, description="what differs from profile.measure on this device")
     subnet: dict[str, float | str] = Field(default={}, description="what differs from profile.subnet on this device")
     resources: dict[str, bool | float | tuple[float, ...]] = Field(
         default={}, description="what differs from resources on this device"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_names_of_this_version(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "engine" not in data:
+            return data
+        now = name_now("option", "option", "device.DEVICE.engine").rpartition(".")[2]
+        earlier, given = data["engine"], data.get(now, {})
+        whole = (
+            {**earlier, **given} if isinstance(earlier, Mapping) and isinstance(given, Mapping) else given or earlier
+        )
+        return {**{name: value for name, value in data.items() if name != "engine"}, now: whole}
 
     @model_validator(mode="after")
     def _runs_on_its_backend(self) -> Self:

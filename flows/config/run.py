@@ -27,7 +27,7 @@ from tasks.data.settings import DataSettings, DriftSettings
 from tasks.evaluation.models.settings import CompileSettings, ModelSettings
 from tasks.exits.settings import Settings as PolicySettings
 from tasks.export import Settings as ExportSettings
-from tasks.measuring.runtime_options.settings import Settings as EngineSettings
+from tasks.measuring.runtime_options.settings import Settings as RuntimeOptionsSettings
 from tasks.measuring.settings import ProfileSettings
 from tasks.operations.nightly.records import Settings as NightlySettings
 from tasks.placement.partition.settings import PartitionSettings
@@ -68,7 +68,7 @@ class CommonConfig(BaseModel):
 
     data: DataSettings = DataSettings()
     device: dict[DeviceName, DeviceProfile] = Field(default=LOCAL_DEVICES, min_length=1)
-    engine: EngineSettings = EngineSettings()
+    runtime_options: RuntimeOptionsSettings = RuntimeOptionsSettings()
     profile: ProfileSettings = ProfileSettings()
     predict: PredictSettings = PredictSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -206,9 +206,10 @@ class CommonConfig(BaseModel):
         """The devices in int8."""
         return tuple(name for name, device in self.device.items() if device.precision == "int8")
 
-    def engine_of(self, device: str) -> EngineSettings:
-        """The engine settings of one device, with what its own profile fixes."""
-        return self.engine.model_copy(update={"fixed": {**self.engine.fixed, **self.device[device].engine}})
+    def runtime_options_of(self, device: str) -> RuntimeOptionsSettings:
+        """The settings of one device for its runtime, with what its own profile fixes."""
+        fixed = {**self.runtime_options.fixed, **self.device[device].runtime_options}
+        return self.runtime_options.model_copy(update={"fixed": fixed})
 
     def profile_of(self, device: str) -> ProfileSettings:
         """The profile settings of one device, with the changes of its own profile, and the store of the tables."""

@@ -103,7 +103,7 @@ OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
             base_validation_accuracy=result.validation_accuracy, base_test_accuracy=result.test_accuracy
         ),
     ),
-    "engine": of(ChosenEngine, lambda result: _known(engine_speed_up=result.speed_up)),
+    "runtime_options": of(ChosenEngine, lambda result: _known(engine_speed_up=result.speed_up)),
     "finetune": of(
         FinetuneResult,
         lambda result: _known(

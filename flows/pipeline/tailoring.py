@@ -125,7 +125,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         export=outputs["export"][name].folder,
         sensitivities=outputs["int8" if name in config.in_int8 else "sensitivities"][ALONE].folder,
         compared=_folder(outputs, "compared", name),
-        engine=_folder(outputs, "engine", name),
+        engine=_folder(outputs, "runtime_options", name),
         policy=_folder(outputs, "policy", name),
         levels=_folder(outputs, "front", name) if name in leveled(config.export, config.partition) else None,
     )

@@ -33,6 +33,8 @@ EARLIER_NAMES = (
     EarlierName("command", "adapt", "0.18", now="retarget"),
     EarlierName("option", "export.placed", "0.18", now="export.offload"),
     EarlierName("option", "export.together", "0.18", now="export.shared_bundle"),
+    EarlierName("option", "engine", "0.18", now="runtime_options"),
+    EarlierName("option", "device.DEVICE.engine", "0.18", now="device.DEVICE.runtime_options"),
     EarlierName("choice", "data=seen_and_felt", "0.18", now="data=image_and_motion"),
     EarlierName("choice", "preset=seen_and_felt", "0.18", now="preset=image_and_motion"),
     EarlierName("kind", "seen_and_felt", "0.18", now="image_and_motion"),

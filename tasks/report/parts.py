@@ -13,7 +13,7 @@ from typing import Any
 from tasks.base.pages.text import milliseconds, percent
 from tasks.base.schemas.exports import Card, ExportedFile, Exports
 from tasks.base.schemas.winners import MEASURED_FILE, Candidates, Front, Winner
-from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
 
 Row = dict[str, Any]
 """A part of `report.json`."""
@@ -153,10 +153,10 @@ def point_label(title: str, facts: Iterable[str], architecture: Sequence[str]) -
 
 
 def chosen_engine(folder: Path | None) -> Row | None:
-    """Content of the folder with `engine.json`; None without one. `text`: for people; `tried`: the choices that were timed."""
+    """Content of the folder of the stage; None without one. `text`: for people; `tried`: the choices that were timed."""
     if folder is None:
         return None
-    found = ChosenEngine.read(folder / ENGINE_FILE)
+    found = ChosenEngine.read(folder / RUNTIME_OPTIONS_FILE)
     return {
         "text": found.text,
         "note": _note(found),

@@ -130,7 +130,7 @@ def types(result: EnumerateResult) -> Facts:
 
 def engine(result: ChosenEngine) -> Facts:
     """Facts on the choice of an engine."""
-    found = {"engine": result.text}
+    found = {"runtime options": result.text}
     if result.gain is not None:
         found["speed-up over the defaults"] = f"{result.speed_up:.2f}"
     return found | {"choices tried": count(len(result.tried)), "choices left out": count(len(result.left_out))}

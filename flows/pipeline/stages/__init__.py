@@ -6,7 +6,7 @@ A new stage is one row here. The body of a stage is one call into `tasks`.
 from flows.config import FlowConfig, RetargetConfig
 from flows.pipeline.stages.comparison import BASELINES, COMPARED, SIBLING
 from flows.pipeline.stages.levels import FRONT, POLICY
-from flows.pipeline.stages.predictors import ENGINE, INT8, LATENCY, PROFILE, RESOURCES, SENSITIVITIES
+from flows.pipeline.stages.predictors import INT8, LATENCY, PROFILE, RESOURCES, RUNTIME_OPTIONS, SENSITIVITIES
 from flows.pipeline.stages.spec import SUPERNET, Outputs, StageSpec
 from flows.pipeline.stages.streams import STREAM, unless_streams_need_none
 from flows.pipeline.stages.supernets import (
@@ -24,7 +24,7 @@ from flows.pipeline.stages.supernets import (
 )
 from flows.pipeline.stages.winners import EXPORT, REFINE, SEARCH
 
-SEARCHED = (ENUMERATE, BATCHES, ENGINE, PROFILE, SENSITIVITIES, INT8, LATENCY, RESOURCES, SEARCH, REFINE)
+SEARCHED = (ENUMERATE, BATCHES, RUNTIME_OPTIONS, PROFILE, SENSITIVITIES, INT8, LATENCY, RESOURCES, SEARCH, REFINE)
 """The stages that measure, predict and search for every device."""
 
 FINAL = (POLICY, FRONT, EXPORT, SIBLING, BASELINES, COMPARED)

@@ -162,7 +162,7 @@ COMPARED = StageSpec(
     body=_compare,
     scope=DEVICES,
     needs=("finetune", "profile", "baselines"),
-    reads=("engine",),
+    reads=("runtime_options",),
     modules=("tasks.search.baselines.stage",),
     settings=lambda at: {
         **key_settings(at.config.predict, RepeatedTimingSettings),

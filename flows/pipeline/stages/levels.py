@@ -145,7 +145,7 @@ POLICY = StageSpec(
     body=_policy,
     scope=DEVICES,
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
-    reads=("engine", "int8", "refine"),
+    reads=("runtime_options", "int8", "refine"),
     modules=("tasks.exits.stage",),
     settings=lambda at: {
         **key_settings(at.config.policy),

@@ -29,7 +29,7 @@ from tasks.base.schemas.predictions import (
 )
 from tasks.base.schemas.stored import StageResult
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
 from tasks.prediction.settings import AccuracySettings, LatencySettings
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _latency(at: Context, out: Path, progress: Progress) -> StageResult:
         return latency.run(settings, at.supernet, profiled, client, out, progress, at.batch)
 
 
-def _engine(at: Context, out: Path, progress: Progress) -> StageResult:
-    settings = at.config.engine_of(at.device)
+def _runtime_options(at: Context, out: Path, progress: Progress) -> StageResult:
+    settings = at.config.runtime_options_of(at.device)
     with at.run.devices.exclusive(at.device) as client:
         device = LeasedDevice(name=at.device, client=client, batch=at.batch)
         return engine.run(settings, at.supernet, device, out, progress, by_operator=_by_operator(at))
@@ -81,19 +81,19 @@ def _by_operator(at: Context) -> bool:
     return at.config.profile_of(at.device).method == "in situ"
 
 
-ENGINE = StageSpec(
-    name="engine",
-    body=_engine,
+RUNTIME_OPTIONS = StageSpec(
+    name="runtime_options",
+    body=_runtime_options,
     scope=DEVICES,
     needs=("compile",),
     modules=("tasks.measuring.runtime_options.stage",),
-    settings=lambda at: {**key_settings(at.config.engine_of(at.device)), "by_operator": _by_operator(at)},
+    settings=lambda at: {**key_settings(at.config.runtime_options_of(at.device)), "by_operator": _by_operator(at)},
     inputs=lambda at: (at.fingerprint, at.device, at.supernet / GRAPH_FILE),
-    artifacts=lambda at: (ENGINE_FILE,),
+    artifacts=lambda at: (RUNTIME_OPTIONS_FILE,),
     facts=of(ChosenEngine, pages.engine),
     details=of(ChosenEngine, pages.tried_engines),
-    device_s=lambda at: settings.limit_s if (settings := at.config.engine_of(at.device)).tune else 0.0,
-    wanted=lambda config, until: any(config.engine_of(name).wanted for name in config.device),
+    device_s=lambda at: settings.limit_s if (settings := at.config.runtime_options_of(at.device)).tune else 0.0,
+    wanted=lambda config, until: any(config.runtime_options_of(name).wanted for name in config.device),
     agent=True,
 )
 """The options with which the runtime of one device runs whole networks. All later stages run models with them.
@@ -106,7 +106,7 @@ PROFILE = StageSpec(
     body=_profile,
     scope=DEVICES,
     needs=("compile", "enumerate"),
-    reads=("batches", "engine"),
+    reads=("batches", "runtime_options"),
     modules=("tasks.measuring.profile",),
     settings=lambda at: key_settings(at.config.profile_of(at.device)),
     inputs=lambda at: (at.fingerprint, at.supernet, operators_of(at) / OPERATORS_FILE),
@@ -159,7 +159,7 @@ LATENCY = StageSpec(
     body=_latency,
     scope=DEVICES,
     needs=("compile", "profile"),
-    reads=("engine",),
+    reads=("runtime_options",),
     modules=("tasks.prediction.latency",),
     settings=lambda at: key_settings(at.config.predict, LatencySettings),
     inputs=lambda at: (at.fingerprint, at.supernet, at.file("profile", LUT_FOLDER), at.implementations()),
@@ -207,7 +207,7 @@ def plan(run: Run, config: FlowConfig, device: str, outputs: Outputs) -> dict[st
 
 def _plan(at: Context) -> dict[str, Any]:
     """The plan with the engine that a finished stage has chosen, or with the runtime's defaults."""
-    folder = at.run.found(ENGINE.at(at.of(ENGINE)))
-    engine = ChosenEngine.read(folder.final / ENGINE_FILE).engine if folder.complete else DEFAULT_ENGINE
+    folder = at.run.found(RUNTIME_OPTIONS.at(at.of(RUNTIME_OPTIONS)))
+    engine = ChosenEngine.read(folder.final / RUNTIME_OPTIONS_FILE).engine if folder.complete else DEFAULT_ENGINE
     capabilities = at.run.devices.client(at.device).with_engine(engine).capabilities()
     return make_plan(at.config.profile_of(at.device), operators_of(at), capabilities, at.supernet, at.batch)

@@ -30,7 +30,7 @@ from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.data.source import listing_of
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.models.own_code import source_of
-from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
 
 if TYPE_CHECKING:
     from tasks.measuring.subnets import LeasedDevice
@@ -172,9 +172,13 @@ class Context:
         return self.engine_of(self.device)
 
     def engine_of(self, device: str) -> Engine:
-        """The engine of one of several devices; the runtime's defaults if the run has no stage "engine"."""
-        found = self.has("engine")
-        return ChosenEngine.read(self.file("engine", ENGINE_FILE, device)).engine if found else DEFAULT_ENGINE
+        """The engine of one of several devices; the runtime's defaults if the run has no stage "runtime_options"."""
+        found = self.has("runtime_options")
+        return (
+            ChosenEngine.read(self.file("runtime_options", RUNTIME_OPTIONS_FILE, device)).engine
+            if found
+            else DEFAULT_ENGINE
+        )
 
     @contextmanager
     def leased(self, *, alone: bool = False) -> Iterator[LeasedDevice]:

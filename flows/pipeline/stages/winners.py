@@ -30,7 +30,7 @@ from tasks.evaluation.models import origin_of, weights_source
 from tasks.evaluation.settings import EvaluationSettings
 from tasks.exits.policies import POLICIES_FILE, Policies, SubnetPolicy
 from tasks.export.operating_points import LEVELS_FILE, Levels
-from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
 from tasks.measuring.settings import RepeatedTimingSettings
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ REFINE = StageSpec(
     body=_refine,
     scope=SEARCHES,
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
-    reads=("engine", "int8"),
+    reads=("runtime_options", "int8"),
     modules=("tasks.search.refine.stage",),
     settings=lambda at: {
         **key_settings(at.config.refine),
@@ -354,9 +354,9 @@ def _provenance(at: Context) -> tasks.export.Provenance:
         "accuracy predictor": _accuracy(at),
     }
     engine = None
-    if at.has("engine"):
-        sources["engine"] = at.file("engine", ENGINE_FILE)
-        engine = ChosenEngine.read(sources["engine"])
+    if at.has("runtime_options"):
+        sources["runtime options"] = at.file("runtime_options", RUNTIME_OPTIONS_FILE)
+        engine = ChosenEngine.read(sources["runtime options"])
     return tasks.export.Provenance(
         network=network,
         data=config.data.title,
@@ -461,7 +461,7 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("engine", "int8", "refine", "policy", "front"),
+    reads=("runtime_options", "int8", "refine", "policy", "front"),
     modules=("tasks.export", "tasks.placement.bundled"),
     settings=lambda at: {
         **key_settings(at.config.export),

@@ -1,4 +1,4 @@
-"""Settings of the stage "engine", and `engine.json`: the chosen runtime options of a device, and their trials."""
+"""Settings of the stage "runtime_options", and its file: the chosen options of a device's runtime, and their trials."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
@@ -9,7 +9,7 @@ from profiling_agents.messages import Engine, MeasureSettings, one_line
 from tasks.base.schemas.stored import Record, Stored
 from tasks.measuring.settings import TimingSettings, Tolerance
 
-ENGINE_FILE = "engine.json"
+RUNTIME_OPTIONS_FILE = "runtime_options.json"
 
 
 class Gain(Record):
@@ -55,7 +55,7 @@ class ChosenEngine(Stored):
     SubNets on which nothing could be compared -> reason.
     """
 
-    STAGE: ClassVar[str] = "engine"
+    STAGE: ClassVar[str] = "runtime_options"
     COMMAND: ClassVar[str] = "profile"
 
     device: str

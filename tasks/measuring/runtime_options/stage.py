@@ -1,4 +1,4 @@
-"""Stage "engine": the options with which a device's runtime runs whole networks, chosen by measurement.
+"""Stage "runtime_options": the options with which a device's runtime runs whole networks, chosen by measurement.
 
 The largest SubNet, the smallest and a few random SubNets are timed under every choice of every option, each beside the
 current engine. Later stages run all models with the chosen engine. A check compares the outputs of a model under both
@@ -27,7 +27,7 @@ from tasks.base.progress import Progress
 from tasks.base.schemas.stored import StageResult
 from tasks.evaluation.conversion import ConversionError
 from tasks.measuring.runtime_options.settings import (
-    ENGINE_FILE,
+    RUNTIME_OPTIONS_FILE,
     ChosenEngine,
     LeftOut,
     Settings,
@@ -209,7 +209,7 @@ def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> 
     return worst
 
 
-TIMES_FILE = "engines.jsonl"
+TIMES_FILE = "runtime_options.jsonl"
 KINDS = ("largest", "smallest")
 
 
@@ -222,7 +222,7 @@ def run(
     *,
     by_operator: bool = False,
 ) -> StageResult:
-    """Choose the engine of a device, whose client has the runtime's defaults; writes and returns `engine.json`.
+    """Choose the engine of a device, whose client has the runtime's defaults; writes and returns `runtime_options.json`.
 
     by_operator: options that can be chosen for single operators are not tried, since a later stage chooses them per operator.
     A second call resumes from the times in `out`. UserError for a fixed choice that the device lacks, or that changes outputs.
@@ -231,14 +231,14 @@ def run(
     found = client.capabilities()
     fixed = _fixed(settings, device.name, found)
     if not found.engine_options or not settings.wanted:
-        return _file(device.name, found, fixed, fixed).write(out / ENGINE_FILE)
+        return _file(device.name, found, fixed, fixed).write(out / RUNTIME_OPTIONS_FILE)
     builder = ModelsOfSubNets(tailor_ir.load(supernet, batch=device.batch), settings, found)
     jobs, failed = builder.timed()
     check = OutputCheck(client, builder.whole(tuple(jobs)), settings.tolerance.of(found.precision), settings.seed)
     if fixed != DEFAULT_ENGINE and (reason := check.difference(fixed)):
         raise UserError(_where(device.name), f"{fixed.text}: {reason}", next_step="leave it to the runtime's default")
     choices = sum(len(one.choices) + 1 for one in found.engine_options)
-    with progress.bar("engine", choices * settings.rounds * len(jobs)) as bar:
+    with progress.bar("runtime_options", choices * settings.rounds * len(jobs)) as bar:
         timer = EngineTimer(client, jobs, settings.measure, out / TIMES_FILE, bar)
         failed |= timer.drop_failures()
         descent = Descent(settings, found.engine_options, timer, check.difference, by_operator)
@@ -251,11 +251,11 @@ def run(
         "failed": failed,
         "measured_s": round(timer.spent_s, 3),
     }
-    return _file(device.name, found, chosen, fixed).model_copy(update=measured).write(out / ENGINE_FILE)
+    return _file(device.name, found, chosen, fixed).model_copy(update=measured).write(out / RUNTIME_OPTIONS_FILE)
 
 
 def _where(device: str) -> str:
-    return f"engine of device '{device}'"
+    return f"runtime options of device '{device}'"
 
 
 def _fixed(settings: Settings, device: str, found: Capabilities) -> Engine:
@@ -264,7 +264,7 @@ def _fixed(settings: Settings, device: str, found: Capabilities) -> Engine:
     try:
         engine.settled(found.engine_options)
     except AgentError as error:
-        next_step = f"change engine.fixed or device.{device}.engine"
+        next_step = f"change runtime_options.fixed or device.{device}.runtime_options"
         raise UserError(_where(device), str(error), next_step=next_step) from error
     return engine
 
@@ -288,7 +288,7 @@ def _timed(kinds: Mapping[str, str], timer: EngineTimer, chosen: Engine) -> Iter
 
 
 def _file(device: str, found: Capabilities, chosen: Engine, fixed: Engine) -> ChosenEngine:
-    """The content of `engine.json` for an engine without measurements."""
+    """The content of `runtime_options.json` for an engine without measurements."""
     options = {
         one.name: (one.default, *(choice for choice in one.choices if choice != one.default))
         for one in found.engine_options

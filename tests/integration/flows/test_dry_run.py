@@ -146,9 +146,9 @@ def test_a_training_takes_as_long_as_the_last_one_did_by_epochs(command: Command
 def test_profiling_a_further_device_takes_as_long_as_what_it_does_not_know(
     command: Command, finished: dict[str, Any]
 ) -> None:
-    words = ("device=[ncnn]", "engine.tune=true")
+    words = ("device=[ncnn]", "runtime_options.tune=true")
     rows = {row["stage"]: row for row in command("run", *words, "--dry-run")["dry_run"]}
-    assert rows["engine/ncnn"]["device_s"] == 60
+    assert rows["runtime_options/ncnn"]["device_s"] == 60
     assert rows["profile/ncnn"]["state"] == "to work"
     plan = command("profile", *words, "--dry-run")["plan"]["ncnn"]
     assert rows["profile/ncnn"]["device_s"] == plan["estimated_s"] > 0

@@ -1,4 +1,4 @@
-"""The stage "engine" on real agents: its file, its resuming, and what it refuses."""
+"""The stage "runtime_options" on real agents: its file, its resuming, and what it refuses."""
 
 import json
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ def board(client: AgentClient) -> LeasedDevice:
 @pytest.mark.few("onnxruntime")
 def test_the_file_says_what_was_tried_and_what_came_out(device: AgentClient, supernet: Path, tmp_path: Path) -> None:
     result = engine.run(SETTINGS, supernet, board(device), tmp_path, Silent())
-    found = ChosenEngine.read(tmp_path / engine.ENGINE_FILE)
-    assert result == json.loads((tmp_path / engine.ENGINE_FILE).read_text())
+    found = ChosenEngine.read(tmp_path / engine.RUNTIME_OPTIONS_FILE)
+    assert result == json.loads((tmp_path / engine.RUNTIME_OPTIONS_FILE).read_text())
     options = {one.name: one for one in device.capabilities().engine_options}
     assert found.device == "board"
     assert {name: choices[0] for name, choices in found.options.items()} == {
@@ -56,7 +56,7 @@ def test_a_fixed_choice_is_taken_and_compared_with_the_defaults(
     fixed = LOSING[device.capabilities().backend]
     settings = SETTINGS.model_copy(update={"tune": False, "fixed": fixed})
     engine.run(settings, supernet, board(device), tmp_path, Silent())
-    found = ChosenEngine.read(tmp_path / engine.ENGINE_FILE)
+    found = ChosenEngine.read(tmp_path / engine.RUNTIME_OPTIONS_FILE)
     assert found.chosen == found.fixed == fixed
     assert found.tried == ()
     assert found.gain is not None
@@ -104,15 +104,18 @@ def test_a_killed_stage_goes_on_without_timing_anything_again(
 
 def test_without_anything_to_choose_nothing_is_timed(device: AgentClient, supernet: Path, tmp_path: Path) -> None:
     engine.run(SETTINGS.model_copy(update={"tune": False}), supernet, board(device), tmp_path, Silent())
-    assert ChosenEngine.read(tmp_path / engine.ENGINE_FILE).engine == DEFAULT_ENGINE
+    assert ChosenEngine.read(tmp_path / engine.RUNTIME_OPTIONS_FILE).engine == DEFAULT_ENGINE
     assert not (tmp_path / TIMES_FILE).exists()
 
 
 @pytest.mark.parametrize(
     ("fixed", "line"),
     [
-        ({"speed": "warp"}, r"^engine of device 'board': engine: no option 'speed' .*; change engine.fixed or device"),
-        ({"arena": "big", "allocator": "big"}, r"^engine of device 'board': engine.*"),
+        (
+            {"speed": "warp"},
+            r"^runtime options of device 'board': engine: no option 'speed' .*; change runtime_options.fixed or device",
+        ),
+        ({"arena": "big", "allocator": "big"}, r"^runtime options of device 'board': engine.*"),
     ],
 )
 def test_an_unknown_fixed_choice_is_one_line(

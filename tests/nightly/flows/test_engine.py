@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from tasks.base.schemas.exports import EXPORTS_FILE, Exports
-from tasks.measuring.runtime_options.settings import ENGINE_FILE, ChosenEngine
+from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
 from tests.support.flows.fixtures import Command
 from tests.support.flows.text_run import UNTUNED
 
@@ -23,8 +23,8 @@ def folder(output: Path, stage: str) -> Path:
 def test_every_stage_behind_it_runs_models_with_the_chosen_engine(text_run: Run) -> None:
     report, own = text_run
     stages = [row["stage"] for row in report["stages"]]
-    assert stages.index("compile") < stages.index("engine/onnxruntime") < stages.index("profile/onnxruntime")
-    chosen = ChosenEngine.read(folder(own.output, "engine") / ENGINE_FILE)
+    assert stages.index("compile") < stages.index("runtime_options/onnxruntime") < stages.index("profile/onnxruntime")
+    chosen = ChosenEngine.read(folder(own.output, "runtime_options") / RUNTIME_OPTIONS_FILE)
     assert BASIC.items() <= chosen.chosen.items()
     exports = Exports.read(folder(own.output, "export") / EXPORTS_FILE)
     assert exports.device.engine.choices == chosen.chosen
@@ -62,8 +62,11 @@ def test_tables_of_other_engines_are_kept_apart(text_run: Run) -> None:
 @pytest.mark.parametrize(
     ("word", "line"),
     [
-        ("device.onnxruntime.engine.graph=fast", "engine option 'graph': got 'fast'; allowed: all, extended, basic"),
-        ("engine.fixed.winograd=off", "engine: no option 'winograd' on this device"),
+        (
+            "device.onnxruntime.runtime_options.graph=fast",
+            "engine option 'graph': got 'fast'; allowed: all, extended, basic",
+        ),
+        ("runtime_options.fixed.winograd=off", "engine: no option 'winograd' on this device"),
     ],
 )
 def test_an_unknown_choice_is_one_line(text_run: Run, capsys: pytest.CaptureFixture[str], word: str, line: str) -> None:

@@ -38,5 +38,5 @@ def timer(device: MadeDevice, file: Path, subnets: int = 5) -> EngineTimer:
     keys = [f"{takes_ms:.2f}" for takes_ms in np.linspace(SLOWEST_MS, FASTEST_MS, subnets)]
     job = {"format": "onnx", "files": (b"",), "input_names": (), "input_shapes": (), "output_names": ("out0",)}
     jobs = {key: ModelJob(key=key, **job) for key in keys}  # type: ignore[arg-type]
-    with Silent().bar("engine", 1) as bar:
+    with Silent().bar("runtime_options", 1) as bar:
         return EngineTimer(device, jobs, MeasureSettings(), file, bar)  # type: ignore[arg-type]

@@ -90,7 +90,12 @@ def adapting(finished: dict[str, Any], command: Command, tmp_path_factory: pytes
     ]
     words += [f"supernet={supernet}", FEW, "predict.recalibration_images=256", "export.formats=[onnx,ncnn]"]
     words += ["device=[torch,ncnn_bf16]", "device.torch.batch=4", "export.tolerance.bf16=0.3"]
-    words += ["engine.random_subnets=1", "engine.rounds=3", "engine.measure.time_cap_ms=3", "engine.measure.patience=0"]
+    words += [
+        "runtime_options.random_subnets=1",
+        "runtime_options.rounds=3",
+        "runtime_options.measure.time_cap_ms=3",
+        "runtime_options.measure.patience=0",
+    ]
     return Command(output, tuple(words))
 
 

@@ -17,11 +17,11 @@ OWN = (
 UNTUNED = (*OWN, *(word for word in TINY if not word.startswith(("model.name", "data", "space"))))
 TUNED = (
     *UNTUNED,
-    "engine.tune=true",
-    "engine.rounds=3",
-    "engine.random_subnets=1",
-    "engine.measure.time_cap_ms=3",
-    "engine.measure.patience=0",
-    "device.onnxruntime.engine.graph=basic",
+    "runtime_options.tune=true",
+    "runtime_options.rounds=3",
+    "runtime_options.random_subnets=1",
+    "runtime_options.measure.time_cap_ms=3",
+    "runtime_options.measure.patience=0",
+    "device.onnxruntime.runtime_options.graph=basic",
 )
 """One choice is fixed, so that what is chosen is never what the runtime does by itself."""

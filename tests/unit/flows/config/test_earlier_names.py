@@ -6,6 +6,8 @@ import pytest
 
 from flows.cli.arguments import help_of, parse
 from flows.config.compose import compose_config
+from flows.config.run import RunConfig
+from flows.config.validate import validate
 from tasks.base.earlier import EARLIER_NAMES, config_now, name_now, override_now
 from tasks.base.errors import UserError
 from tasks.data.settings import DataSettings
@@ -22,6 +24,10 @@ def _said_again() -> None:
         ("export.placed=true", "export.offload=true"),
         ("++export.together={ncnn:[onnxruntime]}", "++export.shared_bundle={ncnn:[onnxruntime]}"),
         ("export.together.ncnn=[onnxruntime]", "export.shared_bundle.ncnn=[onnxruntime]"),
+        ("engine.rounds=3", "runtime_options.rounds=3"),
+        ("engine.fixed.graph=basic", "runtime_options.fixed.graph=basic"),
+        ("engine=default", "runtime_options=default"),
+        ("~engine", "~runtime_options"),
         ("data=seen_and_felt", "data=image_and_motion"),
         ("+preset=seen_and_felt", "+preset=image_and_motion"),
     ],
@@ -81,11 +87,32 @@ def test_an_option_of_the_command_line_comes_before_an_earlier_name_in_a_file(tm
 def test_a_preset_of_a_user_overrides_groups_by_earlier_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "# @package _global_\ndefaults:\n  - override /data: seen_and_felt\n"
+    text = "# @package _global_\ndefaults:\n  - override /data: seen_and_felt\n  - override /engine: default\n"
     found = compose_config("config", ["+preset=own"], _written(tmp_path, "preset/own.yaml", text))
     assert found == compose_config("config", ["data=image_and_motion"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "'data=seen_and_felt' is now 'data=image_and_motion'" in line
+    data, engine = capsys.readouterr().err.splitlines()
+    assert "'data=seen_and_felt' is now 'data=image_and_motion'" in data
+    assert "'engine' is now 'runtime_options'" in engine
+
+
+@pytest.mark.parametrize("group", ["engine", "runtime_options"])
+def test_a_group_of_a_user_has_its_earlier_name_or_the_new_one(group: str, tmp_path: Path) -> None:
+    own = _written(tmp_path, f"{group}/own.yaml", "defaults: [default]\nrounds: 4\n")
+    _written(tmp_path, "preset/own.yaml", f"# @package _global_\n{group}:\n  seed: 5\n")
+    for chosen in (group, "runtime_options"):
+        found = compose_config("config", ["+preset=own", f"{chosen}=own", f"{group}.limit_s=7"], own)["runtime_options"]
+        assert (found["rounds"], found["seed"], found["limit_s"], found["random_subnets"]) == (4, 5, 7, 3)
+
+
+def test_runtime_options_of_a_device_may_have_their_earlier_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = _written(tmp_path, "device/board.yaml", "board:\n  backend: onnxruntime\n  engine: {graph: basic}\n")
+    words = ["device=[board,onnxruntime]", "device.onnxruntime.engine.graph=all", "device.board.engine.threads=1"]
+    devices = validate(RunConfig, compose_config("config", words, own)).device
+    assert devices["board"].runtime_options == {"graph": "basic", "threads": "1"}
+    assert devices["onnxruntime"].runtime_options == {"graph": "all"}
+    assert "is now 'device.DEVICE.runtime_options'" in capsys.readouterr().err
 
 
 def test_an_earlier_kind_of_data_is_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,8 @@ def test_a_bar_ends_with_its_work_though_pieces_were_left_out(pieces: int, fails
 
     with progress.terminal_bars(Console(file=io.StringIO())) as bars:
         whole = progress.RunProgress()
-        stage = progress.StageProgress("engine", bars, lambda: False, lambda values, step: None, whole)
-        with suppress(ZeroDivisionError), stage.bar("engine", 10) as bar:
+        stage = progress.StageProgress("runtime_options", bars, lambda: False, lambda values, step: None, whole)
+        with suppress(ZeroDivisionError), stage.bar("runtime_options", 10) as bar:
             bar.advance(pieces)
             assert not fails or 1 / 0
         (task,) = bars.tasks
