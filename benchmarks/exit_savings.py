@@ -74,7 +74,7 @@ TRAINED = (
 DEPLOYED = (
     "search=exact",
     "refine.candidates=1",
-    "policy.subnets=1",
+    "exits.subnets=1",
     "export.formats=[onnx,ncnn]",
     "export.bundle=true",
 )
@@ -94,7 +94,7 @@ def deployed(words: Sequence[str], output: Path) -> dict[str, Policies]:
     subprocess.run([*command, f"device=[{','.join(DEVICES)}]"], check=True)
     found = {}
     for name in DEVICES:
-        latest = max(output.glob(f"stages/policy/{name}/*/{POLICIES_FILE}"), key=lambda file: file.stat().st_mtime)
+        latest = max(output.glob(f"stages/exits/{name}/*/{POLICIES_FILE}"), key=lambda file: file.stat().st_mtime)
         found[name] = Policies.read(latest)
     return found
 

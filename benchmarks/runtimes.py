@@ -5,8 +5,8 @@
 
 For each network (a preset, or a network of timm with the space that is proposed for it), runtime and precision: the largest
 SubNet by the runtime's defaults, and by the engine that the stage "runtime_options" chooses; on ncnn with the kernels that
-profiling chooses for each convolution, too. All take turns, the median of the rounds counts; speed-up: the median of the ratios within
-the rounds. DIR keeps engines and tables, and shares them with `benchmarks.kernels` and `benchmarks.latency`.
+profiling chooses for each convolution, too. All take turns, the median of the rounds counts; speed-up: the median of the
+ratios within the rounds. DIR keeps engines and tables, and shares them with `benchmarks.kernels` and `benchmarks.latency`.
 """
 
 import argparse

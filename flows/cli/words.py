@@ -110,7 +110,7 @@ _FINETUNE = (*_COMPILE, "finetune")
 _ENUMERATE = (*_SUPERNET, "device")
 _PROFILE = (*_ENUMERATE, "runtime_options", "profile")
 _MEASURED = ("device", "runtime_options", "profile", "predict", "evaluate", "resources")
-_ADAPT = ("data", *_MEASURED, "search", "refine", "policy", "baselines", "export", "partition", "report")
+_ADAPT = ("data", *_MEASURED, "search", "refine", "runtime", "exits", "baselines", "export", "partition", "report")
 _STREAM = ("drift", "adaptation", "stream")
 _ALL = (*_FINETUNE, *_ADAPT[1:], *_STREAM)
 
@@ -285,7 +285,7 @@ COMMANDS = {
         "the device. The files and a model card for each are in the line 'folder'. With files that search wrote: those of "
         "their SubNets alone, each on its device.",
         forms=("[FILE.json…] [OVERRIDE…] [FLAG…]",),
-        groups=(*_FINETUNE, *_MEASURED, "search", "refine", "policy", "export", *_RUN),
+        groups=(*_FINETUNE, *_MEASURED, "search", "refine", "runtime", "exits", "export", *_RUN),
         examples=("autotailor export search.budgets_ms=[2] device=[ncnn] export.formats=[onnx,ncnn_fp16]",),
         asks="files",
         is_word=lambda text: "=" not in text and text.endswith(FILE_END),

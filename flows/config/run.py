@@ -25,7 +25,8 @@ from tasks.adaptation.settings import AdaptationSettings, StreamSettings
 from tasks.base.artifacts import digest_of
 from tasks.data.settings import DataSettings, DriftSettings
 from tasks.evaluation.models.settings import CompileSettings, ModelSettings
-from tasks.exits.settings import Settings as PolicySettings
+from tasks.exits.settings import Settings as ExitSettings
+from tasks.export import RuntimeSettings
 from tasks.export import Settings as ExportSettings
 from tasks.measuring.runtime_options.settings import Settings as RuntimeOptionsSettings
 from tasks.measuring.settings import ProfileSettings
@@ -75,7 +76,8 @@ class CommonConfig(BaseModel):
     resources: ResourceSettings = ResourceSettings()
     search: SearchSettings = SearchSettings()
     refine: RefineSettings = RefineSettings()
-    policy: PolicySettings = PolicySettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    exits: ExitSettings = ExitSettings()
     baselines: BaselineSettings = BaselineSettings()
     export: ExportSettings = ExportSettings()
     partition: PartitionSettings = PartitionSettings()

@@ -134,7 +134,7 @@ OF_RUNS: Mapping[str, Callable[[StageResult], Series]] = {
         StreamedNetwork,
         lambda result: {f"stream_error_percent.{one.method}": one.window_error_percent for one in result.methods},
     ),
-    "policy": of(Policies, of_policies),
+    "exits": of(Policies, of_policies),
     "export": of(Exports, of_exports),
     "front": of(
         Levels,

@@ -126,7 +126,7 @@ def _device_sources(config: FlowConfig, outputs: Outputs, name: str) -> DeviceSo
         sensitivities=outputs["int8" if name in config.in_int8 else "sensitivities"][ALONE].folder,
         compared=_folder(outputs, "compared", name),
         engine=_folder(outputs, "runtime_options", name),
-        policy=_folder(outputs, "policy", name),
+        policy=_folder(outputs, "exits", name),
         levels=_folder(outputs, "front", name) if name in leveled(config.export, config.partition) else None,
     )
 

@@ -78,7 +78,7 @@ def heads_ms(layers: Layers, exits: Sequence[Config]) -> Values:
         own = [layer for number, layer in layers.of(config).items() if number not in whole]
         unknown = [layer.title for layer in own if layer.predicted_ms is None]
         if unknown:
-            raise UserError("policy", f"no latency of {unknown[0]} in the head of an exit", next_step="profile again")
+            raise UserError("exits", f"no latency of {unknown[0]} in the head of an exit", next_step="profile again")
         found.append(sum(layer.predicted_ms or 0.0 for layer in own))
     return np.array(found)
 
@@ -87,7 +87,7 @@ def times_of(layers: Layers, exits: Sequence[Config], measured: Sequence[Measure
     """The times from the measurements of a SubNet up to each exit. UserError: a measurement failed."""
     for one in measured:
         if one.p50_ms is None:
-            raise UserError("policy", f"exit {one.key}: {one.reason}")
+            raise UserError("exits", f"exit {one.key}: {one.reason}")
     energies = [one.energy_mj for one in measured]
     passed_ms_E = heads_ms(layers, exits) + max(0.0, layers.offset_ms)
     passed_ms_E[-1] = 0.0

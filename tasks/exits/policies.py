@@ -110,7 +110,7 @@ class Policies(Stored):
     rates_of: digest of the SubNet whose exit rates weigh other SubNets. reason: why the device has no thresholds at all.
     """
 
-    STAGE: ClassVar[str] = "policy"
+    STAGE: ClassVar[str] = "exits"
     COMMAND: ClassVar[str] = "export"
 
     device: str

@@ -1,4 +1,4 @@
-"""Settings of policies (promise of exits, number of SubNets, rules for devices), and exact p-values of the promise.
+"""Settings of exits (their promise, number of SubNets), and exact p-values of the promise.
 
 The hypothesis is "leaving early loses more than ε of accuracy", for any number of images; the number of images needed
 follows. Per image the loss is +1 (the full answer is right, the early answer wrong: *lost*), −1 (the other way around:
@@ -11,15 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.exits import MEASURES, MeasureName
-from adaptive_runtime.policy import parse_rules
-from tasks.base.artifacts import OutsideKey
 from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Strict
 
@@ -112,7 +108,7 @@ class PromiseSettings:
 
 
 class Settings(Strict):
-    """Settings of thresholds for SubNets with all their exits, on each device. rules: only affect the bundle."""
+    """Settings of thresholds for SubNets with all their exits, on each device."""
 
     epsilon: float = Field(0.01, gt=0, lt=1, description="accuracy that leaving early may lose; 0.01: one point")
     confidence: float = Field(0.95, gt=0, lt=1, description="probability with which that is kept")
@@ -121,19 +117,6 @@ class Settings(Strict):
     pictures: int = Field(6, ge=0, le=50, description="images that leave first and last, as pictures of the report")
     by_expected: bool = Field(False, description="also the best SubNet of each budget by expected latency")
     seed: int = Field(0, ge=0, description="which held-out images choose, and which test")
-    rules: Annotated[str | None, OutsideKey("what a bundle says, not thresholds")] = Field(
-        None,
-        min_length=1,
-        description="of bundles: what is best on the device; null: the most accurate SubNet within the limits",
-    )
-
-    @field_validator("rules")
-    @classmethod
-    def _are_rules(cls, text: str | None) -> str | None:
-        try:
-            return text if text is None else parse_rules(text).text
-        except AdaptiveError as error:
-            raise ValueError(str(error)) from error
 
     @property
     def promise(self) -> PromiseSettings:

@@ -1,4 +1,4 @@
-"""The policy stage: thresholds with a promise for a few SubNets of one device, and their results on test images.
+"""The stage "exits": thresholds with a promise for a few SubNets of one device, and their results on test images.
 
 `tasks.exits.latency` chooses the SubNets. All exits of a SubNet answer the holdout images (the validation split) in one
 pass, which computes the exits' common parts once; the device times the SubNet up to each exit; `calibrate` finds
@@ -388,7 +388,7 @@ def run(request: PolicyRequest, client: AgentClient, workspace: Workspace) -> St
     if reason is None:
         passing = passing_subnets(net, device.front, settings.subnets)
         if not passing:
-            reason = f"policy: no winner of device.{device.target.name} passes an exit before its own; no thresholds"
+            reason = f"exits: no winner of device.{device.target.name} passes an exit before its own; no thresholds"
         timing = request.timing
         meter = SubNetMeter(net, client, timing.measure, timing.limits, timing.rounds, device.implementations)
         bench.time(passing, meter, meter.lines(store, supernet, out / TIMED_FILE, progress))
@@ -404,8 +404,8 @@ def _unfit(device: PolicyDevice) -> str | None:
     """The reason why no SubNet of a device gets thresholds; None if they may get them."""
     name = device.target.name
     if device.precision == "int8":
-        return f"policy: device.{name} runs in int8, where exits answer otherwise than they were tested; no thresholds"
+        return f"exits: device.{name} runs in int8, where exits answer otherwise than they were tested; no thresholds"
     if device.batch > 1:
         leave = "samples leave one by one; allowed: 1, in a run of its own"
-        return f"policy: device.{name}.batch={device.batch}: {leave}; no thresholds"
+        return f"exits: device.{name}.batch={device.batch}: {leave}; no thresholds"
     return None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tasks.export.card import Provenance
     from tasks.export.readable import readable_names, write_readable
     from tasks.export.replacing import MeasuredSubstitutes, SearchedSubstitutes, Substitutes
-    from tasks.export.settings import Settings, Tolerance
+    from tasks.export.settings import RuntimeSettings, Settings, Tolerance
     from tasks.export.stage import DONE_FILE, ExportRequest, run
 else:
     __getattr__ = public_names(__name__, __file__)

@@ -6,8 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.bundles import BundleFormat
+from adaptive_runtime.policy import parse_rules
 from tasks.base.artifacts import OutsideKey
+from tasks.base.schemas.stored import Strict
 from tasks.evaluation.conversion import require_executorch
 from tasks.evaluation.quantise import Settings as QuantiseSettings
 from tasks.measuring.settings import TimingSettings, Tolerance
@@ -121,3 +124,19 @@ class Settings(TimingSettings):
         if "executorch" in formats:
             require_executorch()
         return formats
+
+
+class RuntimeSettings(Strict):
+    """How a device chooses among the SubNets of its bundle."""
+
+    rules: str | None = Field(
+        None, min_length=1, description="what is best on the device; null: the most accurate SubNet within the limits"
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _are_rules(cls, text: str | None) -> str | None:
+        try:
+            return text if text is None else parse_rules(text).text
+        except AdaptiveError as error:
+            raise ValueError(str(error)) from error

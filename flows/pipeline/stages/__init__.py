@@ -5,7 +5,7 @@ A new stage is one row here. The body of a stage is one call into `tasks`.
 
 from flows.config import FlowConfig, RetargetConfig
 from flows.pipeline.stages.comparison import BASELINES, COMPARED, SIBLING
-from flows.pipeline.stages.levels import FRONT, POLICY
+from flows.pipeline.stages.levels import EXITS, FRONT
 from flows.pipeline.stages.predictors import INT8, LATENCY, PROFILE, RESOURCES, RUNTIME_OPTIONS, SENSITIVITIES
 from flows.pipeline.stages.spec import SUPERNET, Outputs, StageSpec
 from flows.pipeline.stages.streams import STREAM, unless_streams_need_none
@@ -27,7 +27,7 @@ from flows.pipeline.stages.winners import EXPORT, REFINE, SEARCH
 SEARCHED = (ENUMERATE, BATCHES, RUNTIME_OPTIONS, PROFILE, SENSITIVITIES, INT8, LATENCY, RESOURCES, SEARCH, REFINE)
 """The stages that measure, predict and search for every device."""
 
-FINAL = (POLICY, FRONT, EXPORT, SIBLING, BASELINES, COMPARED)
+FINAL = (EXITS, FRONT, EXPORT, SIBLING, BASELINES, COMPARED)
 """The stages that build on winners."""
 
 RETARGETING = (GIVEN, CHECK, *SEARCHED, *FINAL)

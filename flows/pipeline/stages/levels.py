@@ -1,4 +1,4 @@
-"""The stages "front", a table of all levels of one device, and "policy", its thresholds for early exits.
+"""The stages "front", a table of all levels of one device, and "exits", its thresholds for early exits.
 
 Levels are SubNets, exits, formats (if a device stands for several devices) and other devices.
 """
@@ -84,7 +84,7 @@ def _inputs(at: Context) -> tuple[Any, ...]:
             one.resources / RESOURCES_FILE,
         )
     ]
-    policies = (at.file("policy", POLICIES_FILE),) if at.has("policy") else ()
+    policies = (at.file("exits", POLICIES_FILE),) if at.has("exits") else ()
     return at.trained, front_of(at), *files, *policies, *placed_files(at)
 
 
@@ -95,7 +95,7 @@ FRONT = StageSpec(
     ),
     scope=Scope(labels=lambda config: leveled(config.export, config.partition)),
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
-    reads=("int8", "refine", "policy"),
+    reads=("int8", "refine", "exits"),
     modules=("tasks.export.operating_points", "tasks.placement.bundled"),
     settings=lambda at: {
         "levels": [[name, _form(at, name), asdict(at.config.limited_memory_of(name))] for name in _names(at)],
@@ -110,11 +110,11 @@ FRONT = StageSpec(
 """Each combination of SubNet, exit, format and other devices on one device; those preferred in some state are kept."""
 
 
-POLICY_FOLDER = "policy"
+EXITS_FOLDER = "exits"
 """Folder for thresholds and the table of exits, inside the folder of a device's exported files."""
 
 
-def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
+def _exits(at: Context, out: Path, progress: Progress) -> StageResult:
     config, profile = at.config, at.config.device[at.device]
     device = PolicyDevice(
         target=target_of(at),
@@ -129,7 +129,7 @@ def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
     )
     with at.run.devices.exclusive(at.device, at.engine, alone=True) as client:
         request = PolicyRequest(
-            settings=config.policy,
+            settings=config.exits,
             timing=config.predict,
             evaluation=config.predict,
             data=config.data,
@@ -140,15 +140,15 @@ def _policy(at: Context, out: Path, progress: Progress) -> StageResult:
         return stage.run(request, client, at.workspace(out, progress))
 
 
-POLICY = StageSpec(
-    name="policy",
-    body=_policy,
+EXITS = StageSpec(
+    name="exits",
+    body=_exits,
     scope=DEVICES,
     needs=("finetune", "profile", "sensitivities", "latency", "resources", "search"),
     reads=("runtime_options", "int8", "refine"),
     modules=("tasks.exits.stage",),
     settings=lambda at: {
-        **key_settings(at.config.policy),
+        **key_settings(at.config.exits),
         "timing": key_settings(at.config.predict, RepeatedTimingSettings),
         "evaluation": key_settings(at.config.predict, EvaluationSettings),
     },
@@ -168,7 +168,7 @@ POLICY = StageSpec(
     facts=of(Policies, pages.policies),
     details=of(Policies, pages.without_thresholds),
     wanted=lambda config, until: (
-        config.policy.subnets > 0
+        config.exits.subnets > 0
         and tailor_ir.asks_for_exits(
             tailor_ir.load_spec(config.supernet) if isinstance(config, RetargetConfig) else config.space
         )
@@ -180,8 +180,8 @@ POLICY = StageSpec(
 
 def readable_policies(config: FlowConfig, outputs: Outputs) -> None:
     """Write each device's thresholds and tables of exits beside its exported files, and remove files of earlier runs."""
-    for name, output in outputs.get("policy", {}).items():
-        folder = config.folder / EXPORTS_FOLDER / name / POLICY_FOLDER
+    for name, output in outputs.get("exits", {}).items():
+        folder = config.folder / EXPORTS_FOLDER / name / EXITS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         patterns = (TABLE_FILE, THRESHOLDS_FILE.format("*"))
         for old in [file for pattern in patterns for file in folder.glob(pattern)]:

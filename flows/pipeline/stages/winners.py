@@ -284,8 +284,8 @@ def front_of(at: Context) -> Path:
 
 
 def policies_of(at: Context) -> Sequence[SubnetPolicy]:
-    """Thresholds of SubNets on a device, for their chains; empty if the run has no stage "policy"."""
-    return Policies.read(at.file("policy", POLICIES_FILE)).subnets if at.has("policy") else ()
+    """Thresholds of SubNets on a device, for their chains; empty if the run has no stage "exits"."""
+    return Policies.read(at.file("exits", POLICIES_FILE)).subnets if at.has("exits") else ()
 
 
 def is_placed(at: Context) -> bool:
@@ -384,7 +384,7 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
         dict(provenance.digests),
         *others,
         at.implementations(),
-        *((at.file("policy", POLICIES_FILE),) if at.has("policy") else ()),
+        *((at.file("exits", POLICIES_FILE),) if at.has("exits") else ()),
         *((at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()),
         *map(at.fingerprint_of, _others(at)),
         *placed_files(at),
@@ -423,7 +423,7 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
             implementations=ChosenImplementations.read(at.implementations()),
             policies=policies_of(at),
             elsewhere=_elsewhere(at),
-            contents=BundleContents(rules=at.config.policy.rules, formats=formats, placements=placed),
+            contents=BundleContents(rules=at.config.runtime.rules, formats=formats, placements=placed),
         )
         return tasks.export.run(request, client, at.workspace(out, progress))
 
@@ -461,7 +461,7 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("runtime_options", "int8", "refine", "policy", "front"),
+    reads=("runtime_options", "int8", "refine", "exits", "front"),
     modules=("tasks.export", "tasks.placement.bundled"),
     settings=lambda at: {
         **key_settings(at.config.export),
@@ -469,7 +469,7 @@ EXPORT = StageSpec(
         "recalibration_images": at.config.predict.recalibration_images,
         "examples": digest_of(tasks.export.EXAMPLES),
         **placed_settings(at),
-        **({"policy": at.config.policy.rules} if at.config.export.bundle and at.config.policy.rules else {}),
+        **({"runtime": at.config.runtime.rules} if at.config.export.bundle and at.config.runtime.rules else {}),
     },
     inputs=_export_inputs,
     artifacts=lambda at: (tasks.export.EXPORTS_FILE,),

@@ -249,7 +249,7 @@ class _Writer:
             try:
                 parse_rules(rules).check(BundleVariants.of(manifest, *manifest.known_formats).table)
             except AdaptiveError as error:
-                raise UserError("policy.rules", str(error)) from error
+                raise UserError("runtime.rules", str(error)) from error
         return manifest
 
     def _row(self, card: Card, statistics: Statistics, inputs: Images, expected: Images) -> bundles.BundledSubNet:

@@ -17,7 +17,7 @@ from flows.config.validate import validate
 from flows.pipeline.run import Output, Run
 from flows.pipeline.session import open_run
 from flows.pipeline.stages import PIPELINE, RETARGETING, supernets, winners
-from flows.pipeline.stages.levels import POLICY
+from flows.pipeline.stages.levels import EXITS
 from flows.pipeline.stages.predictors import LATENCY, PROFILE
 from flows.pipeline.stages.spec import ALONE, Context, StageSpec
 from tasks.base.errors import UserError
@@ -116,18 +116,18 @@ def test_what_a_search_leaves_stands_in_for_winners_that_miss(
 @pytest.mark.long
 def test_policies_are_made_where_a_space_has_exits(tmp_path: Path) -> None:
     def wanted(*words: str) -> bool:
-        return POLICY.wanted(validate(RunConfig, compose_config("config", [*TINY, *words])), "report")
+        return EXITS.wanted(validate(RunConfig, compose_config("config", [*TINY, *words])), "report")
 
     assert wanted("space.exits=auto")
     assert wanted("space.exits.head=light")
     assert not wanted()
     assert not wanted("space.exits=frozen")
-    assert not wanted("space.exits=auto", "policy.subnets=0")
+    assert not wanted("space.exits=auto", "exits.subnets=0")
     network = timm.create_model("test_resnet", num_classes=10).eval()
     for name, space in (("plain", {}), ("early", {"exits": "auto"})):
         tailor_ir.compile(network, torch.zeros(1, 3, 32, 32), space).save(tmp_path / name)
         adapt = validate(RetargetConfig, compose_config("retarget", ["data=digits", f"supernet={tmp_path / name}"]))
-        assert POLICY.wanted(adapt, "report") == (name == "early")
+        assert EXITS.wanted(adapt, "report") == (name == "early")
 
 
 @pytest.mark.long

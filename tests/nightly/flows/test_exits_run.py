@@ -17,7 +17,7 @@ from tasks.exits.policies import Policies
 from tests.support.flows.fixtures import Command
 from tests.support.flows.tiny import TINY
 
-POLICY = ("policy.epsilon=0.05", "policy.subnets=2", "policy.pictures=2", "policy.by_expected=true")
+POLICY = ("exits.epsilon=0.05", "exits.subnets=2", "exits.pictures=2", "exits.by_expected=true")
 """A promise for which the few held-out images are enough."""
 TIMED = (
     "profile.subnets_per_operator=20",
@@ -77,7 +77,7 @@ def test_winners_have_exits_and_other_blocks(report: dict[str, Any], own: Comman
 
 def policies_of(own: Command) -> tuple[Policies, Path]:
     """The latest policies on the device, and their folder."""
-    files = own.output.glob("stages/policy/onnxruntime/*/policies.json")
+    files = own.output.glob("stages/exits/onnxruntime/*/policies.json")
     file = max(files, key=lambda one: one.stat().st_mtime)
     return Policies.read(file), file.parent
 
@@ -88,7 +88,7 @@ def test_thresholds_come_with_a_promise_and_what_they_come_to(report: dict[str, 
     best = found.best
     assert best is not None, [row.reason for row in found.subnets]
     assert best.tested is not None
-    file = own.output / "exports" / "onnxruntime" / "policy" / f"{best.digest}.thresholds.json"
+    file = own.output / "exports" / "onnxruntime" / "exits" / f"{best.digest}.thresholds.json"
     thresholds = Thresholds.from_json(file.read_bytes())
     assert thresholds.promise is not None
     assert thresholds.promise.epsilon == 0.05
@@ -134,7 +134,7 @@ def number_of(table: ExitTable, name: str) -> int:
 
 
 def test_an_exit_is_never_chosen_where_a_subnet_without_one_is_better(report: dict[str, Any], own: Command) -> None:
-    text = (own.output / "exports" / "onnxruntime" / "policy" / "exit_table.json").read_bytes()
+    text = (own.output / "exports" / "onnxruntime" / "exits" / "exit_table.json").read_bytes()
     table = ExitTable.from_json(text)
     measured = {one.exit for row in policies_of(own)[0].subnets for one in row.exits}  # a merged block has none inside
     assert {number_of(table, name) for name in measured} <= {choice.exit for choice in table.choices}
@@ -189,7 +189,7 @@ def test_winners_by_expected_latency_are_at_least_as_accurate_by_prediction(
 
 
 def test_too_few_images_are_told_and_the_run_goes_on(report: dict[str, Any], own: Command) -> None:
-    told = own("run", "policy.epsilon=0.001")
+    told = own("run", "exits.epsilon=0.001")
     (device,) = told["devices"]
     assert device["winners"]
     found, folder = policies_of(own)
@@ -200,14 +200,14 @@ def test_too_few_images_are_told_and_the_run_goes_on(report: dict[str, Any], own
     }
     assert all(row.exits for row in found.subnets)
     assert not list(folder.glob("*.thresholds.json"))
-    assert not list((own.output / "exports" / "onnxruntime" / "policy").glob("*.thresholds.json"))
+    assert not list((own.output / "exports" / "onnxruntime" / "exits").glob("*.thresholds.json"))
     (card,) = (card for card in told["headline"] if card["label"].endswith("leaving early"))
     assert "too few" in card["note"]
 
 
 def test_policies_are_not_made_again(report: dict[str, Any], own: Command) -> None:
     again = own("run")
-    (row,) = (row for row in again["stages"] if row["stage"] == "policy/onnxruntime")
+    (row,) = (row for row in again["stages"] if row["stage"] == "exits/onnxruntime")
     assert row["cached"]
 
 

@@ -1,4 +1,4 @@
-"""What the policy stage puts together: which SubNets, what their exits cost, and who leaves where."""
+"""What the stage of exits puts together: which SubNets, what their exits cost, and who leaves where."""
 
 from io import BytesIO
 from pathlib import Path

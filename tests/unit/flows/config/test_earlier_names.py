@@ -28,6 +28,10 @@ def _said_again() -> None:
         ("engine.fixed.graph=basic", "runtime_options.fixed.graph=basic"),
         ("engine=default", "runtime_options=default"),
         ("~engine", "~runtime_options"),
+        ("policy.epsilon=0.02", "exits.epsilon=0.02"),
+        ("policy=default", "exits=default"),
+        ("policy=battery", "runtime=battery"),
+        ("policy.rules=energy first", "runtime.rules=energy first"),
         ("data=seen_and_felt", "data=image_and_motion"),
         ("+preset=seen_and_felt", "+preset=image_and_motion"),
     ],
@@ -102,6 +106,16 @@ def test_a_group_of_a_user_has_its_earlier_name_or_the_new_one(group: str, tmp_p
     for chosen in (group, "runtime_options"):
         found = compose_config("config", ["+preset=own", f"{chosen}=own", f"{group}.limit_s=7"], own)["runtime_options"]
         assert (found["rounds"], found["seed"], found["limit_s"], found["random_subnets"]) == (4, 5, 7, 3)
+
+
+def test_a_policy_of_a_user_is_options_of_exits_and_rules_of_the_run_time(tmp_path: Path) -> None:
+    own = _written(tmp_path, "policy/own.yaml", "defaults: [default]\nepsilon: 0.02\nrules: energy first\n")
+    _written(tmp_path, "preset/own.yaml", "# @package _global_\npolicy: {pictures: 3, rules: latency first}\n")
+    chosen = compose_config("config", ["policy=own"], own)
+    assert chosen["exits"] == compose_config("config", ["exits.epsilon=0.02"])["exits"]
+    assert chosen["runtime"] == {"rules": "energy first"}
+    preset = compose_config("config", ["+preset=own", "policy.subnets=0"], own)
+    assert preset == compose_config("config", ["exits.pictures=3", "exits.subnets=0", "runtime.rules=latency first"])
 
 
 def test_runtime_options_of_a_device_may_have_their_earlier_name(

@@ -21,7 +21,7 @@ def ready(*without: str, table: tuple[StageSpec, ...] = PIPELINE) -> list[str]:
     else:
         config = validate(
             RetargetConfig,
-            compose_config("retarget", ["supernet=net", "search.limits.memory_mib=100", "policy.subnets=0"]),
+            compose_config("retarget", ["supernet=net", "search.limits.memory_mib=100", "exits.subnets=0"]),
         )
     nobody = cast("Run", None)  # nothing is worked
     found = {spec.name: _Labels(spec, nobody, config, {}) for spec in rows(table, config, "report")}

@@ -20,8 +20,8 @@ def test_a_table_decides_alike_before_and_after_it_was_a_file(drawn: list[ExitCh
 
 def test_a_table_that_names_no_such_subnet_or_exit_is_refused_in_one_line() -> None:
     text = '{"subnets": ["a"], "exits": ["last"], "choices": [[1, 0, 0.5, 1.0]]}'
-    with pytest.raises(AdaptiveError, match=r"^policy/exit_table\.json: .*subnet 1 of 1.*; make the table again$"):
-        ExitTable.from_json(text, "policy/exit_table.json")
+    with pytest.raises(AdaptiveError, match=r"^exits/exit_table\.json: .*subnet 1 of 1.*; make the table again$"):
+        ExitTable.from_json(text, "exits/exit_table.json")
     with pytest.raises(AdaptiveError, match="exit 3 of 1"):
         ExitTable.from_json(text.replace("[1, 0,", "[0, 3,"))
     with pytest.raises(AdaptiveError, match="version"):
