@@ -195,7 +195,7 @@ def pipeline(config: RunConfig, until: RunStage = "report", question: Question |
     return tailor(PIPELINE, config.answering(question), until, question)
 
 
-@flow(name="autotailor-adapt", flow_run_name="{config.name}", persist_result=False)
+@flow(name="autotailor-retarget", flow_run_name="{config.name}", persist_result=False)
 def retarget(config: RetargetConfig, until: RetargetStage = "report") -> dict[str, Any]:
     """Enumerate, profile, predict, search, export and report for the SuperNet of folder `config.supernet`."""
     return tailor(RETARGETING, config, until)

@@ -385,7 +385,7 @@ class DeployForm(_Form):
 FORMS: Mapping[str, type[NightForm | RetargetNightForm | StreamForm | DeployForm]] = {
     "run": PipelineForm,
     "work_nightly": NightForm,
-    "adapt_to": RetargetForm,
+    "retarget_to": RetargetForm,
     "adapt_nightly": RetargetNightForm,
     "stream_to": StreamForm,
     "deploy_to": DeployForm,

@@ -1,4 +1,4 @@
-"""Checks when deployments are registered, steps of `prefect.yaml`: of the worker's folder, and of parameters."""
+"""Steps of `prefect.yaml` when deployments are registered: checks of the worker's folder and of parameters, and new names."""
 
 import re
 import sys
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 
 from flows.config.validate import validate
 from flows.operations.deployments import FORMS
@@ -43,7 +45,7 @@ def fault_of(directory: str) -> str | None:
 
 OURS = re.compile(r"flows[/.]operations[/.]deployments[/.]deployed(?:\.py:|\.)(\w+)$")
 """The entrypoint of one of the flows here, with its function."""
-ASKED_LATER = {"adapt_to": {"supernet": "supernet"}, "deploy_to": {"device": "onnxruntime"}}
+ASKED_LATER = {"retarget_to": {"supernet": "supernet"}, "deploy_to": {"device": "onnxruntime"}}
 """Fields by function that a deployment without a schedule may leave to the user who starts a run."""
 FILLED_IN_LATER = "{{"
 
@@ -83,3 +85,18 @@ def _check(where: str, function: str, parameters: Mapping[str, Any]) -> None:
         validate(FORMS[function], parameters).config()
     except UserError as error:
         raise UserError(where, str(error), next_step="mend it there, and deploy again") from error
+
+
+def replace_earlier(earlier: str, now: str) -> None:
+    """Delete the deployment that has the name of an earlier version, unless it has schedules; one line says so."""
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_deployment_by_name(earlier)
+        except ObjectNotFound:
+            return
+        if not found.schedules:
+            client.delete_deployment(found.id)
+    left = (
+        "has schedules: make them anew there, then 'prefect deployment delete' it" if found.schedules else "is deleted"
+    )
+    print(f"autotailor: deployment '{earlier}' is now '{now}'; the earlier one {left}", file=sys.stderr)

@@ -101,8 +101,8 @@ def work_nightly(
     return _night(NightForm(**locals()).config())
 
 
-@flow(name="autotailor-adapt", flow_run_name=_run_name, persist_result=False)
-def adapt_to(
+@flow(name="autotailor-retarget", flow_run_name=_run_name, persist_result=False)
+def retarget_to(
     supernet: SupernetFolder,
     data: TrainedData = DEFAULT_DATA,
     data_path: DataPath = "",
@@ -119,6 +119,10 @@ def adapt_to(
         overrides: Further settings as on the command line, one each: search.seed=1, device.remote.agent=URL.
     """
     return tailor(RETARGETING, RetargetForm(**locals()).config(), until)
+
+
+adapt_to = retarget_to
+"""Its name for one version more: deployments that 0.17 made call it."""
 
 
 @flow(name="autotailor-nightly-adapt", flow_run_name=_run_name, persist_result=False)

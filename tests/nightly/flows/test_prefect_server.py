@@ -69,11 +69,11 @@ def worked(
     net = tailor_ir.compile(small_net(), torch.randn(1, 3, 16, 16), {})
     write_bundle(net, folder / "out" / "exports" / "onnxruntime" / "bundle", largest=False)
     settings = {"folder": str(folder / "there"), "install": "unpack", "python": sys.executable, "start": False}
-    adapt = {"supernet": str(supernet), "output_dir": str(folder / "adapted"), "until": "enumerate"}
+    retarget = {"supernet": str(supernet), "output_dir": str(folder / "adapted"), "until": "enumerate"}
     deploy = {"device": "onnxruntime", "output_dir": str(folder / "out"), "settings": {"deploy": settings}}
     mistake = {"overrides": ["finetune.epoch=3"]}
     forms: dict[str, dict[str, Any]] = {
-        "autotailor-adapt/adapt": adapt,
+        "autotailor-retarget/retarget": retarget,
         "autotailor-deploy/deploy": deploy,
         "autotailor/run": mistake,
     }
@@ -169,7 +169,7 @@ def asked(line: str) -> tuple[str, dict[str, Any]]:
 def test_the_documented_command_lines_ask_for_runs(server: Server) -> None:
     lines = server.documented("bash", "prefect deployment run").splitlines()
     wanted = {
-        "deployments": {"name": {"any_": ["run", "adapt", "stream", "deploy"]}},
+        "deployments": {"name": {"any_": ["run", "retarget", "stream", "deploy"]}},
         "sort": "EXPECTED_START_TIME_ASC",
     }
     before = {run["id"] for run in server.found("flow_runs", **wanted)}
@@ -245,7 +245,7 @@ def test_the_documented_process_goes_on_with_what_was_deployed(server: Server, t
         wait_for(lambda: process.poll() is not None or "are being served" in log.read_text(), "the served deployments")
     finally:
         stop(process)
-        server.shell("prefect --no-prompt deploy --name run --name adapt --name stream --name deploy --name nightly")
+        server.shell("prefect --no-prompt deploy --name run --name retarget --name stream --name deploy --name nightly")
     assert "are being served" in log.read_text(), log.read_text()
     served = server.deployment("autotailor-nightly/nightly")
     assert served["id"] == nightly["id"]

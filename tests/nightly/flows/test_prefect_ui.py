@@ -20,7 +20,7 @@ pytestmark = [
         BROWSER is None or DRIVER is None, reason="no browser on this machine: apt-get install chromium chromium-driver"
     )
 ]
-FORMS = ("autotailor/run", "autotailor-adapt/adapt", "autotailor-nightly/nightly")
+FORMS = ("autotailor/run", "autotailor-retarget/retarget", "autotailor-nightly/nightly")
 GROUPS = ("data", DEVICES, "search", "export", "tracking")
 """Sections that the settings of all three forms have."""
 

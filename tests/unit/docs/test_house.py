@@ -24,7 +24,7 @@ MOST_SHORT_MODULES = 15
 DEPLOYED = "flows.operations.deployments.deployed"
 PUBLIC_FACES = {
     "adaptive_runtime.model.opening:load",
-    *(f"{DEPLOYED}:{flow}" for flow in ("adapt_nightly", "adapt_to", "run", "stream_to", "work_nightly")),
+    *(f"{DEPLOYED}:{flow}" for flow in ("adapt_nightly", "retarget_to", "run", "stream_to", "work_nightly")),
     *(f"tailor_ir.reading.symbolics:{operator}" for operator in ("_attention", "_instance_norm")),
     *(f"tailor_ir.reading.torch_functions:{function}" for function in ("_embedding_bag", "_istft", "_stft")),
 }

@@ -1,17 +1,20 @@
 """Parameters of deployments and of their schedules are looked at when they are registered, and runs keep their names."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from prefect.exceptions import ObjectNotFound
 
-from flows.operations.deployments import named_run
-from flows.operations.deployments.checks import FORMS, check_parameters
+from flows.operations.deployments import checks, named_run
+from flows.operations.deployments.checks import FORMS, check_parameters, replace_earlier
 from tests.support.docs.documents import ROOT
 
 DEPLOYED = "flows/operations/deployments/deployed.py"
-LATER: dict[str, dict[str, Any]] = {"adapt_to": {"supernet": "net"}, "deploy_to": {"device": "ncnn"}}
+LATER: dict[str, dict[str, Any]] = {"retarget_to": {"supernet": "net"}, "deploy_to": {"device": "ncnn"}}
 """Fields that a deployment may leave open, and a schedule not."""
 
 
@@ -26,7 +29,7 @@ def test_the_deployments_of_the_repository_pass_and_each_has_a_name_of_its_own()
     check_parameters(str(ROOT / "prefect.yaml"))
     names = [one["name"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]]
     assert len(set(names)) == len(names)
-    assert names[:4] == ["run", "adapt", "stream", "deploy"]
+    assert names[:4] == ["run", "retarget", "stream", "deploy"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_the_deployments_of_the_repository_pass_and_each_has_a_name_of_its_own()
         ),
         ("run", {"until": "reports"}, "until: got 'reports'"),
         ("stream_to", {"overrides": ["drift.severty=3"]}, "option 'drift.severty': is unknown"),
-        ("adapt_to", {"overrides": ["search.sed=1"]}, "option 'search.sed': is unknown"),
+        ("retarget_to", {"overrides": ["search.sed=1"]}, "option 'search.sed': is unknown"),
         ("deploy_to", {"settings": {"deploy": {"keep": 0}}}, "deploy.keep: got 0"),
     ],
 )
@@ -64,12 +67,12 @@ def test_a_wrong_parameter_of_a_deployment_or_schedule_is_one_line(
 
 
 def test_a_schedule_needs_what_a_deployment_may_leave_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check_parameters(written(tmp_path, "adapt_to"))
+    check_parameters(written(tmp_path, "retarget_to"))
     night = {"cron": "0 5 * * *"}
     with pytest.raises(SystemExit):
-        check_parameters(written(tmp_path, "adapt_to", schedules=[night]))
+        check_parameters(written(tmp_path, "retarget_to", schedules=[night]))
     assert "deployment 'mine', schedule '1': supernet: has no value" in capsys.readouterr().err
-    check_parameters(written(tmp_path, "adapt_to", schedules=[night], parameters={"supernet": "net"}))
+    check_parameters(written(tmp_path, "retarget_to", schedules=[night], parameters={"supernet": "net"}))
 
 
 def test_what_prefect_fills_in_and_flows_of_others_are_not_looked_at(tmp_path: Path) -> None:
@@ -94,3 +97,32 @@ def test_a_run_keeps_the_name_that_was_printed() -> None:
     assert named_run("crimson-fox: quick resnet26", form) == "crimson-fox: quick resnet26", "tried again"
     assert named_run("crimson-fox", {"preset": "none", "data": "default", "model": ""}) == "crimson-fox"
     assert named_run("crimson-fox", {"device": "ncnn"}) == "crimson-fox: ncnn"
+
+
+class Known:
+    """A server that knows the deployment `autotailor-adapt/adapt`, in the place of Prefect's client."""
+
+    def __init__(self, schedules: list[str]) -> None:
+        self.deployments = {"autotailor-adapt/adapt": SimpleNamespace(id="autotailor-adapt/adapt", schedules=schedules)}
+
+    def read_deployment_by_name(self, name: str) -> SimpleNamespace:
+        if name not in self.deployments:
+            raise ObjectNotFound(KeyError(name))
+        return self.deployments[name]
+
+    def delete_deployment(self, deployment: str) -> None:
+        del self.deployments[deployment]
+
+
+@pytest.mark.parametrize("schedules", [[], ["every morning"]])
+def test_the_deployment_of_an_earlier_name_is_replaced_unless_it_has_schedules(
+    schedules: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Known(schedules)
+    monkeypatch.setattr(checks, "get_client", lambda sync_client: nullcontext(server))
+    replace_earlier("autotailor-adapt/adapt", "autotailor-retarget/retarget")
+    assert bool(server.deployments) == bool(schedules)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'autotailor-adapt/adapt' is now 'autotailor-retarget/retarget'" in line
+    replace_earlier("autotailor-deploy/put", "autotailor-deploy/deploy")
+    assert not capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_the_forms_show_what_they_did(pytestconfig: pytest.Config) -> None:
     flows = (
         deployed.run,
         deployed.work_nightly,
-        deployed.adapt_to,
+        deployed.retarget_to,
         deployed.adapt_nightly,
         deployed.stream_to,
         deployed.deploy_to,
