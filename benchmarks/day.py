@@ -14,7 +14,7 @@ programs leave 28 %. Each request has --slack times the quiet latency of that. E
 
 With --work the bundle is that of DIR/exports/onnxruntime/bundle. Where it is not there, a slim SuperNet of ResNet-26 learns
 ten characters of glyphs with depths, expansion ratios and exits, and `autotailor export` writes it for onnxruntime and ncnn
-together, with plans for the other device, --peer-faster than home; OVERRIDEs go there.
+together, with plans for the other device, --peer-faster than the coordinator; OVERRIDEs go there.
 
 Each system decides with the run time's own code from what it measures, by the rule 'mu by battery', and where other programs
 leave less than the network has, at most 27 % of the memory: *elastic only* has whole SubNets, *exits only* the largest with
@@ -25,11 +25,12 @@ to the light. *Score*: mu · Norm(accuracy) − (1 − mu) · Norm(energy), the 
 back, are numbers of the scenario, as measured (docs/adaptation.md).
 
 Without --simulated the same phases pass in --minutes with real processes (`benchmarks.day_played`): the bundle's SubNets run
-at home, --slower times for each request; the other device is an agent behind a relay that has the link's bandwidth and delay,
-is cut and mended; burners make the load of home, which has one core of the machine, and what is elsewhere the others; sensors
-read battery and memory from files, as a device has them. What serves has --niceness, as `autotailor-runtime serve` has it, and
-the burners 0. A device that is there in the first phase is connected before it begins. All systems serve each request in turn,
-each with the loop of the run time. There is no oracle then, and accuracy and energy are those of the rows.
+on the coordinator, --slower times for each request; the other device is an agent behind a relay that has the link's
+bandwidth and delay, is cut and mended; burners make the load of the coordinator, which has one core of the machine, and
+what is elsewhere the others; sensors read battery and memory from files, as a device has them. What serves has --niceness,
+as `autotailor-runtime serve` has it, and the burners 0. A device that is there in the first phase is connected before it
+begins. All systems serve each request in turn, each with the loop of the run time. There is no oracle then, and accuracy
+and energy are those of the rows.
 
 Bars: 99 % in time; ahead of each level alone by 10 % of the oracle's score; within 5 % of the oracle.
 """

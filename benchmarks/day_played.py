@@ -3,9 +3,10 @@
 Every system serves every request, so that all meet the same load, and has a loop of its own
 (`adaptive_runtime.model.adapting`), which hears the same samples of the device. The systems' requests are spread over the
 time to the next arrival: right after each other they would be one long run, which the scheduler interrupts for other
-programs. At home a request is run `slower` times, and so is each segment of a split there, which makes this machine so many
-times slower than it is; the other device, a process behind a relay, runs its segments once. Home has one core of this
-machine, with all burners; the other device and the relay, which are elsewhere in the scenario, have the other cores.
+programs. On the coordinator a request is run `slower` times, and so is each segment of a split there, which makes this
+machine so many times slower than it is; the other device, a process behind a relay, runs its segments once. The coordinator
+has one core of this machine, with all burners; the other device and the relay, which are elsewhere in the scenario, have
+the other cores.
 """
 
 import math
@@ -34,7 +35,7 @@ from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.placed import PlacedSubNet, SharedDevices
 from adaptive_runtime.offload.rows import PlacedSubNets
 from adaptive_runtime.offload.split import EnvelopePlacements, SplitOptions, SplitSubNet
-from adaptive_runtime.offload.split.segments import HomeSegments, Loaded
+from adaptive_runtime.offload.split.segments import CoordinatorSegments, Loaded
 from adaptive_runtime.policy import ChoiceLimits, RequestProgress
 from adaptive_runtime.pool import Variant
 from adaptive_runtime.server.running import SWITCH_S
@@ -59,8 +60,8 @@ NO_ROW = -1
 Images = NDArray[np.float32]
 
 
-class SlowerHome(HomeSegments):
-    """Segments at home that run so many times each."""
+class SlowerCoordinator(CoordinatorSegments):
+    """Segments on the coordinator that run so many times each."""
 
     def __init__(self, split: SplitSubNet, slower: int) -> None:
         self.slower = slower
@@ -88,11 +89,11 @@ class ServingRows:
 
     def __init__(self, model: DeployedModel, rows: LevelRows, placed: PlacedSubNets, slower: int) -> None:
         self.model, self.placed, self.slower = model, placed, slower
-        self._stand_ins, self._one_at_home = Fallbacks(), threading.Lock()
+        self._stand_ins, self._one_on_coordinator = Fallbacks(), threading.Lock()
         manifest = model.pool.bundle.manifest
-        at_home = BundleVariants.of(manifest, *manifest.known_formats).variants
+        on_coordinator = BundleVariants.of(manifest, *manifest.known_formats).variants
         over = (Variant(rows.levels[row].subnet, placed=True) for row in sorted(rows.placed))
-        self.variants = BundleVariants((*at_home, *over), rows.table)
+        self.variants = BundleVariants((*on_coordinator, *over), rows.table)
 
     def wait_for(self, devices: Set[str]) -> None:
         """Until all SubNets over these devices are connected with them. SystemExit: they are not within `START_S`, each."""
@@ -101,7 +102,7 @@ class ServingRows:
             raise SystemExit(f"{', '.join(devices)}: not connected within {START_S:g} s")
 
     def load(self, x_NCHW: Images) -> None:
-        """All rows at home, as a model that adapts loads them beside its requests."""
+        """All rows on the coordinator, as a model that adapts loads them beside its requests."""
         for row, one in enumerate(self.variants.variants):
             if not one.placed:
                 self.serve(row, x_NCHW, math.inf)
@@ -110,7 +111,7 @@ class ServingRows:
         """One request by a row, or by a fallback for one over devices, as a model serves it. left_ms: of its budget."""
         one = self.variants.variants[row]
         if not one.placed:
-            return PlayedRequest(row, NO_ROW, [self._at_home(row, x_NCHW)])
+            return PlayedRequest(row, NO_ROW, [self._on_coordinator(row, x_NCHW)])
         start_s, besides = time.perf_counter(), NO_ROW
         takes_ms = None if fallback is None else fallback.takes_ms
         over = self.placed.subnets[one.digest].runs(left_ms, len(x_NCHW), takes_ms)
@@ -118,7 +119,7 @@ class ServingRows:
             over.run(x_NCHW)
         except NotBackError:
             assert fallback is not None, "runs wait where there is none"
-            run_by = partial(self._at_home, fallback.row, x_NCHW)
+            run_by = partial(self._on_coordinator, fallback.row, x_NCHW)
             found = self._stand_ins.beside(over.away, over.until_s, run_by)
             if found is not None:
                 over.leave()
@@ -128,9 +129,9 @@ class ServingRows:
             besides = fallback.row
         return PlayedRequest(row, besides, [ServedRun(one, (), (time.perf_counter() - start_s) * 1e3)])
 
-    def _at_home(self, row: int, x_NCHW: Images) -> ServedRun:
+    def _on_coordinator(self, row: int, x_NCHW: Images) -> ServedRun:
         one = self.variants.variants[row]
-        with self._one_at_home:
+        with self._one_on_coordinator:
             self.model.use(one.digest, one.exit, early=one.early, format=one.form)
             start_s = time.perf_counter()
             for _ in range(self.slower):
@@ -271,10 +272,10 @@ def on_cores(cores: Set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def home_and_others() -> tuple[set[int], set[int]]:
-    """The core of home, and those of what is elsewhere; the same where there is one."""
-    home, *others = sorted(os.sched_getaffinity(0))
-    return {home}, set(others) or {home}
+def coordinator_and_others() -> tuple[set[int], set[int]]:
+    """The core of the coordinator, and those of what is elsewhere; the same where there is one."""
+    coordinator, *others = sorted(os.sched_getaffinity(0))
+    return {coordinator}, set(others) or {coordinator}
 
 
 @contextmanager
@@ -283,7 +284,7 @@ def serving_rows(
 ) -> Iterator[ServingRows]:
     """The bundle's model, and its SubNets over the other devices, connected.
 
-    Without spot checks: home does them between requests, which here is the time of the next system.
+    Without spot checks: the coordinator does them between requests, which here is the time of the next system.
     """
     with ExitStack() as stack:
         model = stack.enter_context(adaptive_runtime.load(bundle))
@@ -293,9 +294,9 @@ def serving_rows(
             if (placement := subnet.placement) is not None:
                 split, plans = opened_plans(bundle, placement, slower)
                 options = SplitOptions(coding=placement.coding, check_share=0.0)
-                home = SlowerHome(split, slower)
+                coordinator = SlowerCoordinator(split, slower)
                 choice = EnvelopePlacements(plans, coding=options.coding, sends=True)
-                placed[subnet.digest] = PlacedSubNet(split, choice, addresses, options, home, shared)
+                placed[subnet.digest] = PlacedSubNet(split, choice, addresses, options, coordinator, shared)
                 stack.callback(placed[subnet.digest].close)
         yield stack.enter_context(closing(ServingRows(model, played.rows, PlacedSubNets(placed), slower)))
 
@@ -321,12 +322,12 @@ def play(
     root = work / "device"
     (root / "proc").mkdir(parents=True)
     (root / "proc/stat").symlink_to("/proc/stat")
-    (cpu, bandwidth), (home, elsewhere) = processes, home_and_others()
+    (cpu, bandwidth), (coordinator, elsewhere) = processes, coordinator_and_others()
     sys.setswitchinterval(SWITCH_S)  # as a service has it
     with ExitStack() as stack:
         with on_cores(elsewhere):
             peers = {name: stack.enter_context(OtherDevice.started()) for name in scenario.peers}
-        stack.enter_context(on_cores(home))
+        stack.enter_context(on_cores(coordinator))
         serving = stack.enter_context(serving_rows(bundle, played, peers, slower))
         images = images_of(serving.model) if images is None else images
         serving.load(images[:1])

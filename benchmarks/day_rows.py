@@ -45,11 +45,11 @@ class _Row(NamedTuple):
 
 def rows_of(folder: Path, manifest: BundleManifest, device: DeviceModel) -> LevelRows:
     """Of all formats with figures. Energies are times by the power of the device."""
-    rows = list(_at_home(manifest, device))
-    home = {row.levels: row for row in rows}
+    rows = list(_on_coordinator(manifest, device))
+    coordinator = {row.levels: row for row in rows}
     form = manifest.own_format
     for subnet in manifest.subnets:
-        whole = home.get(RowLevels(subnet.digest, "", form))
+        whole = coordinator.get(RowLevels(subnet.digest, "", form))
         if whole is not None:
             rows += _placed(folder, subnet, whole, device)
     table = VariantTable(
@@ -65,7 +65,7 @@ def rows_of(folder: Path, manifest: BundleManifest, device: DeviceModel) -> Leve
     return LevelRows(table, tuple(row.levels for row in rows), placed)
 
 
-def _at_home(manifest: BundleManifest, device: DeviceModel) -> Iterator[_Row]:
+def _on_coordinator(manifest: BundleManifest, device: DeviceModel) -> Iterator[_Row]:
     variants = BundleVariants.of(manifest, *manifest.known_formats)
     table = variants.table
     for at, one in enumerate(variants.variants):
@@ -94,7 +94,7 @@ def _placed(folder: Path, subnet: BundledSubNet, whole: _Row, device: DeviceMode
     latency_ms = best.latency_ms(links)
     sent_mbit = sum(use.up_bytes for use in best.links.values()) * 8e-6
     sent_mj = sent_mbit * (UPLOAD_MW_PER_MBPS + UPLOAD_MW / NOMINAL_MBPS)
-    waits_mj = (latency_ms - best.home_ms) * device.idle_watts
+    waits_mj = (latency_ms - best.coordinator_ms) * device.idle_watts
     over = ", ".join(placement.devices)
     yield whole._replace(
         name=f"{whole.name} over {over}",
@@ -102,19 +102,19 @@ def _placed(folder: Path, subnet: BundledSubNet, whole: _Row, device: DeviceMode
         accuracy=whole.accuracy if placement.accuracy is None else placement.accuracy,
         latency_ms=latency_ms,
         error=placement.latency_error,
-        energy_mj=best.home_ms * device.watts + sent_mj + waits_mj,
+        energy_mj=best.coordinator_ms * device.watts + sent_mj + waits_mj,
         plans=crossing,
     )
 
 
 def opened_plans(folder: Path, placement: BundledPlacement, slower: float) -> tuple[SplitSubNet, PlacementPlans]:
-    """The segments of a bundle's SubNet over devices, and its plans, where home is so many times slower than in its tables."""
+    """The segments of a bundle's SubNet over devices, and its plans, if the coordinator is so many times slower than planned."""
     split = SplitSubNet.open(folder, placement.segments)
     plans = PlacementPlans.read(folder / placement.plans, split)
     slowed = {
-        "home_ms": tuple(slower * ms for ms in plans.home_ms),
+        "coordinator_ms": tuple(slower * ms for ms in plans.coordinator_ms),
         "slow_down": tuple(each / slower for each in plans.slow_down),
-        "plans": tuple(one.model_copy(update={"home_ms": slower * one.home_ms}) for one in plans.plans),
+        "plans": tuple(one.model_copy(update={"coordinator_ms": slower * one.coordinator_ms}) for one in plans.plans),
     }
     return split, plans.model_copy(update=slowed)
 

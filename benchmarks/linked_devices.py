@@ -1,4 +1,4 @@
-"""Home and devices in network namespaces of this machine, each device behind a link of its own that is shaped.
+"""The coordinator and devices in network namespaces of this machine, each device behind a link of its own that is shaped.
 
 `tc tbf` limits both directions; a relay in front of each device holds what crosses for the delay of one direction, since not
 every kernel has netem. Takes root, `ip` and `tc`.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.control_group import group, short_period_us
 from benchmarks.shaped_links import (
-    HOME_SPACE,
+    COORDINATOR_SPACE,
     PREFIX,
     STOP_S,
     LinkEnds,
@@ -42,8 +42,8 @@ class LinkedDevice(NamedTuple):
 
     @property
     def ends(self) -> LinkEnds:
-        """Of its link, home's first."""
-        return (HOME_SPACE, f"{PREFIX}{self.number}h"), (self.space, f"{PREFIX}{self.number}d")
+        """Of its link, the coordinator's first."""
+        return (COORDINATOR_SPACE, f"{PREFIX}{self.number}h"), (self.space, f"{PREFIX}{self.number}d")
 
     @property
     def network(self) -> str:
@@ -52,12 +52,12 @@ class LinkedDevice(NamedTuple):
 
     @property
     def url(self) -> str:
-        """What home dials on the link with its delay."""
+        """What the coordinator dials on the link with its delay."""
         return f"tcp://{self.network}.2:{RELAY_PORT}"
 
     @property
     def undelayed_url(self) -> str:
-        """What home dials to reach the agent without the relay."""
+        """What the coordinator dials to reach the agent without the relay."""
         return f"tcp://{self.network}.2:{AGENT_PORT}"
 
 
@@ -68,9 +68,9 @@ def linked(names: Iterable[str]) -> dict[str, LinkedDevice]:
 
 @contextmanager
 def namespaces(names: Iterable[str]) -> Iterator[dict[str, LinkedDevice]]:
-    """A namespace for home and one for each device, joined by links without limits; removed at the end."""
+    """A namespace for the coordinator and one for each device, joined by links without limits; removed at the end."""
     devices = linked(names)
-    with added_spaces([HOME_SPACE, *(device.space for device in devices.values())]):
+    with added_spaces([COORDINATOR_SPACE, *(device.space for device in devices.values())]):
         for device in devices.values():
             join(device.ends, device.network)
         yield devices
@@ -94,7 +94,7 @@ def served(words: Mapping[str, Sequence[str]], cpus: float | None = None) -> Ite
 
 @contextmanager
 def shaped(links: Mapping[str, ShapedLink]) -> Iterator[dict[str, str]]:
-    """Each device's link with its bandwidth and delay, until the block ends; the addresses that home dials."""
+    """Each device's link with its bandwidth and delay, until the block ends; the addresses that the coordinator dials."""
     devices, relay = linked(links), ("-m", "tests.support.links.relay", str(RELAY_PORT), f"127.0.0.1:{AGENT_PORT}")
     with ExitStack() as stack:
         for name, device in devices.items():

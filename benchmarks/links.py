@@ -1,25 +1,27 @@
 """Networks over devices and shaped links: predicted beside measured latency, and plans beside those of other methods.
 
-    python -m benchmarks.links [--networks resnet18 …] [--mbps 1 5 10 50 100] [--delay-ms 2 5 10 20 50] [--home-cpus 0.25]
-    [--device-cpus CPUS] [--device-backend onnxruntime] [--second-device-backend openvino [--second-mbps MBPS]
+    python -m benchmarks.links [--networks resnet18 …] [--mbps 1 5 10 50 100] [--delay-ms 2 5 10 20 50] [--coordinator-cpus
+    0.25] [--device-cpus CPUS] [--device-backend onnxruntime] [--second-device-backend openvino [--second-mbps MBPS]
     [--second-delay-ms 5]] [--coding fp32] [--requests 30] [--limit-s 8] [--json links.json] [--markdown] [--quick]
 
-It takes root, `ip`, `tc`, and control groups of version 1. Home and the device have a network namespace each
-(`benchmarks.linked_devices`); home may use a quarter of a CPU, in each 5 ms. For each network, its segments between single
-values are timed at home and on the device, and scaled to the time of the whole network. From these times and the link
-as it is shaped, each method places the segments: ours (exact), all at home, all remote, Neurosurgeon (the best single cut),
-DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan is run over each link, one request
-after the other. As the run time does after its first requests, ours takes the faster one of its plans, in --coding and in
-fp32, and goes back to all at home where this is predicted to be faster, or slower by less than the margin for a change.
+It takes root, `ip`, `tc`, and control groups of version 1. The coordinator and the device have a network namespace each
+(`benchmarks.linked_devices`); the coordinator may use a quarter of a CPU, in each 5 ms. For each network, its segments
+between single values are timed on the coordinator and on the device, and scaled to the time of the whole network. From
+these times and the link as it is shaped, each method places the segments: ours (exact), all on the coordinator, all remote,
+Neurosurgeon (the best single cut), DADS (the minimum cut), and a neighbour search as that of CAS. Then each different plan
+is run over each link, one request after the other. As the run time does after its first requests, ours takes the faster one
+of its plans, in --coding and in fp32, and goes back to all on the coordinator where this is predicted to be faster, or
+slower by less than the margin for a change.
 
-*Predicted*: before each request, from times of segments, the link as home has measured it, how much slower home's runs were
-than planned, and what they took beyond their segments, as the run time knows all three; the median. *Measured*: p50.
---coding: of the tensors that ours may send; the others send fp32. Where methods agree, their plan is measured once. Where fewer
-than three plans are different, single cuts are measured besides.
+*Predicted*: before each request, from times of segments, the link as the coordinator has measured it, how much slower the
+coordinator's runs were than planned, and what they took beyond their segments, as the run time knows all three; the median.
+*Measured*: p50. --coding: of the tensors that ours may send; the others send fp32. Where methods agree, their plan is
+measured once. Where fewer than three plans are different, single cuts are measured besides.
 
---second-device-backend: home has a second device, behind a link of its own. --mbps and --delay-ms are of the first one's link;
-the second one's has the same bandwidth unless it is told. Values between the devices go through home, in plans as in requests
-(`SplitOptions(direct=False)`). Where no method uses both devices, the fastest plan that does is measured besides.
+--second-device-backend: the coordinator has a second device, behind a link of its own. --mbps and --delay-ms are of the
+first one's link; the second one's has the same bandwidth unless it is told. Values between the devices go through the
+coordinator, in plans as in requests (`SplitOptions(direct=False)`). Where no method uses both devices, the fastest plan
+that does is measured besides.
 
 Bars: 90 % of all predictions within ±10 % of the measured latency; at every link ours takes at most 1.03 times the best of the
 others; over all links ours takes 20 % less than each of the others on average. With the defaults there are 100 links and at
@@ -44,7 +46,7 @@ from adaptive_runtime.base.files import replace_file
 from adaptive_runtime.offload.split import ReplanRules
 from benchmarks.linked_devices import namespaces, served, shaped
 from benchmarks.links_methods import (
-    ALL_AT_HOME,
+    ALL_ON_COORDINATOR,
     DEVICE,
     OTHERS,
     OURS,
@@ -56,9 +58,9 @@ from benchmarks.links_methods import (
     operators_of,
     predicted_ms,
     super_net,
-    through_home,
+    through_coordinator,
 )
-from benchmarks.shaped_links import ShapedLink, told_by_home
+from benchmarks.shaped_links import ShapedLink, told_by_coordinator
 from benchmarks.tables import show
 from profiling_agents.messages import CODED_BYTES
 from tailor_ir import SuperNet
@@ -71,7 +73,7 @@ SETTINGS = (
     "networks",
     "mbps",
     "delay_ms",
-    "home_cpus",
+    "coordinator_cpus",
     "device_cpus",
     "device_backend",
     "coding",
@@ -83,10 +85,10 @@ SECOND_SETTINGS = ("second_device_backend", "second_mbps", "second_delay_ms")
 OFF_BAR, WITHIN_BAR, WORSE_BAR, LESS_BAR = 0.10, 0.90, 1.03, 0.20
 BACKENDS = ("onnxruntime", "openvino")
 TIMES_S = 6.0
-HOME = "benchmarks.links_home"
+COORDINATOR = "benchmarks.links_coordinator"
 Row = dict[str, Any]
 Times = list[list[float]]
-"""Of each segment [ms], at home and on each device."""
+"""Of each segment [ms], on the coordinator and on each device."""
 
 
 class Results:
@@ -113,16 +115,19 @@ class Results:
         return any((row["network"], row["mbps"], row["delay_ms"]) == (network, *link) for row in self.rows)
 
     def times(self, name: str, chain: Path, unlimited: Mapping[str, str], options: argparse.Namespace) -> Times:
-        """Times of the segments of a chain, measured once, at home and on the devices, which have the chain loaded then.
+        """Times of the segments of a chain, measured once, on the coordinator and on the devices, which have loaded it then.
 
         unlimited: the devices' addresses over links without limits.
         """
-        known, words, devices = self.content["times"], ("-m", HOME, str(chain)), device_words(unlimited)
+        known, words, devices = self.content["times"], ("-m", COORDINATOR, str(chain)), device_words(unlimited)
         if name in known:
-            told_by_home(None, *words, *devices)
+            told_by_coordinator(None, *words, *devices)
         else:
             times = ("--times-s", f"{TIMES_S:g}")
-            told = told_by_home(options.home_cpus, *words, *times), told_by_home(None, *words, *times, *devices)
+            told = (
+                told_by_coordinator(options.coordinator_cpus, *words, *times),
+                told_by_coordinator(None, *words, *times, *devices),
+            )
             known[name] = [one_ms for one in told for one_ms in json.loads(one)]
             self.save()
         found: Times = known[name]
@@ -134,7 +139,7 @@ class Results:
 
 
 def device_words(urls: Mapping[str, str]) -> list[str]:
-    """Devices and their addresses, as home is told them."""
+    """Devices and their addresses, as the coordinator is told them."""
     return [word for name, url in urls.items() for word in ("--device", name, url)]
 
 
@@ -193,7 +198,7 @@ class PlannedChain(NamedTuple):
         groups = fine_groups(operators_of(net))
         chains = written(net, groups, folder / "fine"), written(net, (sum(groups, ()),), folder / "whole")
         fine, whole = (results.times(f"{network}, {one.name}", one, unlimited, options) for one in chains)
-        conditions = {link: through_home([*links_of(link, options).values()]) for link in links}
+        conditions = {link: through_coordinator([*links_of(link, options).values()]) for link in links}
         plans = NetworkPlans(net, scaled(fine, whole), conditions, options.coding)
         chain = written(net, plans.groups, folder / "chain")
         return cls(chain, plans, results.times(network, chain, unlimited, options), whole)
@@ -217,10 +222,10 @@ def requests_over(
 ) -> list[Row]:
     """What requests by plans for the segments of a chain take, predicted and measured. link: the first device's."""
     with shaped(links_of(link, options)) as urls:
-        words = ["-m", HOME, str(chain), *device_words(urls), "--plans", json.dumps(plans)]
-        words += ["--home-ms", json.dumps(times[0])]
+        words = ["-m", COORDINATOR, str(chain), *device_words(urls), "--plans", json.dumps(plans)]
+        words += ["--coordinator-ms", json.dumps(times[0])]
         words += ["--requests", str(options.requests), "--limit-s", f"{options.limit_s:g}"]
-        found = json.loads(told_by_home(options.home_cpus, *words))
+        found = json.loads(told_by_coordinator(options.coordinator_cpus, *words))
     return [
         {
             **plan._asdict(),
@@ -233,15 +238,15 @@ def requests_over(
 
 
 def as_the_run_time(plans: list[Row]) -> list[Row]:
-    """Ours is the plan that is predicted to be the fastest, once requests were sent in each coding; home, if by no margin.
+    """Ours is the plan that is predicted to be the fastest, once requests were sent in each coding, if by a margin.
 
-    Before, nobody knows what a request to another device takes at home beside its segments and the link.
+    Before, nobody knows what a request to another device takes on the coordinator beside its segments and the link.
     """
-    home = next(plan for plan in plans if ALL_AT_HOME in plan["methods"])
+    coordinator = next(plan for plan in plans if ALL_ON_COORDINATOR in plan["methods"])
     own = [plan for plan in plans if OURS in plan["methods"]]
     best = min(own, key=lambda plan: float(plan["predicted_ms"]))
-    if best["predicted_ms"] >= (1 - ReplanRules().margin) * home["predicted_ms"]:
-        best = home
+    if best["predicted_ms"] >= (1 - ReplanRules().margin) * coordinator["predicted_ms"]:
+        best = coordinator
     for plan in own:
         plan["methods"].remove(OURS)
     best["methods"].insert(0, OURS)
@@ -279,18 +284,20 @@ def shown(rows: Sequence[Row], *, markdown: bool) -> None:
 
 def summary(rows: Sequence[Row], *, markdown: bool) -> None:
     """A line for each network and bandwidth, over its delays."""
-    heads = ["network", "Mbit/s", "links", "all at home", f"within ±{OFF_BAR:.0%}", "of the best, at most"]
+    heads = ["network", "Mbit/s", "links", "all on the coordinator", f"within ±{OFF_BAR:.0%}", "of the best, at most"]
     cells = []
     for network, mbps in dict.fromkeys((row["network"], row["mbps"]) for row in rows):
         own = [row for row in rows if (row["network"], row["mbps"]) == (network, mbps)]
         every = [off(plan) for row in own for plan in row["plans"]]
-        at_home = [OURS in plan["methods"] for row in own for plan in row["plans"] if ALL_AT_HOME in plan["methods"]]
+        on_coordinator = [
+            OURS in plan["methods"] for row in own for plan in row["plans"] if ALL_ON_COORDINATOR in plan["methods"]
+        ]
         cells.append(
             [
                 network,
                 f"{mbps:g}",
                 str(len(own)),
-                str(sum(at_home)),
+                str(sum(on_coordinator)),
                 f"{sum(abs(one) <= OFF_BAR for one in every)} of {len(every)}",
                 f"{max(of_the_best(row) for row in own):.2f}",
                 *(f"{less(own, name):.1%}" for name in OTHERS),
@@ -337,13 +344,13 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
 
 
 def add_link_options(parser: argparse.ArgumentParser, mbps: Sequence[float], delays_ms: Sequence[float]) -> None:
-    """Options of links, home, device and requests. mbps, delays_ms: of the links unless others are asked for."""
+    """Options of links, the coordinator, device and requests. mbps, delays_ms: of the links unless others are asked for."""
     add = parser.add_argument
     add("--mbps", type=float, nargs="+", default=mbps, help="of each direction")
     add("--delay-ms", type=float, nargs="+", default=delays_ms, help="of one direction")
-    add("--home-cpus", type=float, default=0.25)
+    add("--coordinator-cpus", type=float, default=0.25)
     add("--device-cpus", type=float, help="default: as many as there are; one thread computes")
-    add("--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; home has the first")
+    add("--device-backend", choices=BACKENDS, default=BACKENDS[0], help="of the device; the coordinator has the first")
     add("--requests", type=int, default=30, help="of each plan")
     add("--limit-s", type=float, default=8.0, help="for the requests of one plan; three are made anyway")
 

@@ -4,11 +4,14 @@
 
 It takes what `benchmarks.links` takes: root, `ip` and `tc`.
 
-Idle: home is connected to a device and sends nothing but probes. After `idle-s` the link becomes `factor` times as fast.
-Measured: after which time home takes it for at least half as fast as it is; -1 if home does not within ten minutes.
+Idle: the coordinator is connected to a device and sends nothing but probes. After `idle-s` the link becomes `factor` times
+as fast.
+Measured: after which time the coordinator takes it for at least half as fast as it is; -1 if the coordinator does not
+within ten minutes.
 
 Straight: the last of four segments runs on a second device, the two before it on the first one. Both devices have links of
-`mbps` to home and one of `between-mbps` to each other. Measured: p50 of the latency of requests, through home and straight.
+`mbps` to the coordinator and one of `between-mbps` to each other. Measured: p50 of the latency of requests, through the
+coordinator and straight.
 """
 
 import argparse
@@ -28,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.linked_devices import RELAY_PORT, LinkedDevice, namespaces, served, shaped
-from benchmarks.shaped_links import HOME_SPACE, PREFIX, ShapedLink, inside, join, limit
+from benchmarks.shaped_links import COORDINATOR_SPACE, PREFIX, ShapedLink, inside, join, limit
 from tests.support.agents.agent_processes import TOKEN, environment
 from tests.support.links.devices import inputs, write_chain
 
@@ -44,10 +47,10 @@ POLL_S = 0.1
 
 
 @contextmanager
-def home(chain: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Home's part of this program, in its namespace; what it prints is read by the caller."""
+def coordinator(chain: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The coordinator's part of this program, in its namespace; what it prints is read by the caller."""
     own = (sys.executable, "-m", "benchmarks.links_changes", "--chain", str(chain), *words)
-    process = subprocess.Popen(inside(HOME_SPACE, *own), stdout=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(inside(COORDINATOR_SPACE, *own), stdout=subprocess.PIPE, text=True, env=environment())
     try:
         yield process
     finally:
@@ -56,11 +59,11 @@ def home(chain: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next line that home prints. SystemExit: it has ended."""
+    """The next line that the coordinator prints. SystemExit: it has ended."""
     assert process.stdout is not None
     if line := process.stdout.readline().strip():
         return line
-    raise SystemExit("home has ended; its error is above")
+    raise SystemExit("the coordinator has ended; its error is above")
 
 
 def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any
     with namespaces(links) as devices, served({"a": BACKEND}), shaped(links):
         time.sleep(0.5)
         half = options.factor * mbps / 2
-        with home(chain, "--device", "a", devices["a"].url, "--until-mbps", f"{half:g}") as process:
+        with coordinator(chain, "--device", "a", devices["a"].url, "--until-mbps", f"{half:g}") as process:
             assert line_of(process) == "idle"
             time.sleep(options.idle_s)
             limit(devices["a"].ends, options.factor * mbps)
@@ -79,7 +82,7 @@ def idle(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any
 
 
 def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str, Any]:
-    """Latencies through home and straight."""
+    """Latencies through the coordinator and straight."""
     links = dict.fromkeys(("a", "b"), ShapedLink(mbps, options.delay_ms))
     where = f"{BETWEEN}.2:{RELAY_PORT}"
     with namespaces(links) as devices:
@@ -88,7 +91,7 @@ def straight(mbps: float, options: argparse.Namespace, chain: Path) -> dict[str,
             time.sleep(0.5)
             words = [word for name in devices for word in ("--device", name, devices[name].url)]
             words += ["--peer-url", f"tcp://{where}", "--requests", str(options.requests)]
-            with home(chain, *words) as process:
+            with coordinator(chain, *words) as process:
                 return {"mbps": mbps, **json.loads(line_of(process))}
 
 
@@ -99,21 +102,21 @@ def join_devices(devices: dict[str, LinkedDevice], mbps: float) -> None:
     limit(ends, mbps)
 
 
-def at_home(options: argparse.Namespace) -> None:
-    """In home's namespace."""
+def on_coordinator(options: argparse.Namespace) -> None:
+    """In the coordinator's namespace."""
     split = SplitSubNet.open(options.chain)
     peer_url = {"b": options.peer_url}.get
     addresses = {name: DeviceAddress(url=url, token=TOKEN, peer_url=peer_url(name)) for name, url in options.device}
     if options.until_mbps is not None:
-        plan = PlacedSegments(devices=(HOME,) * len(split.subnet.segments))
+        plan = PlacedSegments(devices=(COORDINATOR,) * len(split.subnet.segments))
         with SplitNetwork(split, addresses, [plan]) as network:
             if not network.wait_for(timeout_s=START_S):
                 raise SystemExit(f"not connected: {network.states}")
             print("idle", flush=True)
             print("noticed" if noticed(network, options.until_mbps) else "not noticed", flush=True)
         return
-    plan = PlacedSegments(devices=(HOME, *["a"] * (len(split.subnet.segments) - 2), "b"))
-    ways = {"through_home_ms": False, "straight_ms": True}
+    plan = PlacedSegments(devices=(COORDINATOR, *["a"] * (len(split.subnet.segments) - 2), "b"))
+    ways = {"through_coordinator_ms": False, "straight_ms": True}
     found = {name: p50_ms(split, addresses, plan, options, direct=direct) for name, direct in ways.items()}
     print(json.dumps(found), flush=True)
 
@@ -142,7 +145,7 @@ def p50_ms(
         if not network.wait_for(timeout_s=START_S):
             raise SystemExit(f"not connected: {network.states}")
         found = [network.infer(x, DEADLINE_MS) for x in inputs(split, options.requests + 1)][1:]
-        if any(one.at_home is not None for one in found) or bool(network.direct_links) != direct:
+        if any(one.on_coordinator is not None for one in found) or bool(network.direct_links) != direct:
             raise SystemExit(f"requests went another way: {network.events}")
         return float(np.median([one.latency_ms for one in found]))
 
@@ -158,7 +161,7 @@ def shown(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Both measurements for all bandwidths; or home's part, in its namespace."""
+    """Both measurements for all bandwidths; or the coordinator's part, in its namespace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbps", type=float, nargs="+", default=[1.0, 10.0, 50.0])
     parser.add_argument("--factor", type=float, default=8.0)
@@ -174,7 +177,7 @@ def main() -> None:
     parser.add_argument("--device", nargs=2, action="append", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device:
-        at_home(options)
+        on_coordinator(options)
         return
     if os.geteuid() != 0:
         raise SystemExit("benchmarks.links_changes: namespaces take root; run it as root")
@@ -185,7 +188,7 @@ def main() -> None:
             "straight": [straight(mbps, options, chain) for mbps in options.mbps],
         }
     shown(f"an idle link becomes {options.factor:g} times as fast", found["idle"])
-    shown(f"through home, and straight over {options.between_mbps:g} Mbit/s", found["straight"])
+    shown(f"through the coordinator, and straight over {options.between_mbps:g} Mbit/s", found["straight"])
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1))
 

@@ -2,7 +2,7 @@
 
 Segments are what lies between cuts that a single value crosses. All methods get the same segments with the same times. Ours may
 send tensors in another coding, of which it knows when it plans; the others send fp32. Values between two devices go through
-home, over both of their links, as the run time sends them where devices have no link to each other.
+the coordinator, over both of their links, as the run time sends them where devices have no link to each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ import torch
 
 import tailor_ir
 from adaptive_runtime.offload.links import MeasuredLink
-from adaptive_runtime.offload.split import HOME, LinkUse
+from adaptive_runtime.offload.split import COORDINATOR, LinkUse
 from benchmarks.shaped_links import ShapedLink
 from profiling_agents.messages import CODED_BYTES, ActivationCoding
 from solvers.partition import (
@@ -25,7 +25,7 @@ from solvers.partition import (
     PartitionPlanner,
     PartitionProblem,
     SentValue,
-    all_at_home,
+    all_on_coordinator,
     all_remote,
     dads,
     neighbour_search,
@@ -35,16 +35,16 @@ from solvers.partition import (
 )
 from tasks.placement.partition.planning import solver_dataflow
 
-OURS, ALL_AT_HOME = "ours", "all at home"
+OURS, ALL_ON_COORDINATOR = "ours", "all on the coordinator"
 OTHERS = {
-    ALL_AT_HOME: all_at_home,
+    ALL_ON_COORDINATOR: all_on_coordinator,
     "all remote": all_remote,
     "Neurosurgeon": neurosurgeon,
     "DADS": dads,
     "CAS": neighbour_search,
 }
 DEVICE, SECOND_DEVICE = "device", "second"
-NAMES = (HOME, DEVICE, SECOND_DEVICE)
+NAMES = (COORDINATOR, DEVICE, SECOND_DEVICE)
 """In the order of times and conditions; the last one is not always there."""
 LEAST_PLANS = 3
 Groups = tuple[tuple[int, ...], ...]
@@ -86,8 +86,8 @@ def joined(dataflow: Dataflow, groups: Groups, share: float = 1.0) -> Dataflow:
     return Dataflow(steps=len(groups), values=tuple(values))
 
 
-def through_home(links: Sequence[ShapedLink]) -> PartitionConditions:
-    """Home and a device behind each link; what devices send to each other crosses both of their links."""
+def through_coordinator(links: Sequence[ShapedLink]) -> PartitionConditions:
+    """The coordinator and a device behind each link; what devices send to each other crosses both of their links."""
     latency_ms = np.array([0.0, *(link.delay_ms for link in links)])
     per_megabit_s = np.array([0.0, *(1 / link.mbps for link in links)])
     crossed_s = np.add.outer(per_megabit_s, per_megabit_s)
@@ -102,8 +102,8 @@ def through_home(links: Sequence[ShapedLink]) -> PartitionConditions:
 class NetworkPlans:
     """Placements of one network. groups: its segments.
 
-    times_ms: of each of `fine_groups`, at home and on each device. links: all that are asked for, with the conditions under
-    which methods place. coding: of what ours sends, in one of its plans; the other one sends fp32.
+    times_ms: of each of `fine_groups`, on the coordinator and on each device. links: all that are asked for, with the
+    conditions under which methods place. coding: of what ours sends, in one of its plans; the other one sends fp32.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class NetworkPlans:
 
 
 def _splits(problem: PartitionProblem) -> list[tuple[int, ...]]:
-    """Placements that begin at home and go on to other devices, in any order, to each at most once."""
+    """Placements that begin on the coordinator and go on to other devices, in any order, to each at most once."""
     steps, others = problem.dataflow.steps, range(1, problem.devices)
     cuts = combinations_with_replacement(range(steps + 1), len(others))
     found = []
@@ -183,20 +183,22 @@ def operators_of(net: tailor_ir.SuperNet) -> Dataflow:
 def predicted_ms(devices: Placement, times_ms: Sequence[Sequence[float]], row: Mapping[str, Any]) -> float:
     """The latency of a plan as the run time predicts it before each request, the median.
 
-    Of times of segments, at home and on each device, and what links and home are known to be.
+    Of times of segments, on the coordinator and on each device, and what links and the coordinator are known to be.
     """
     computed_ms = dict.fromkeys(NAMES, 0.0)
     for at, name in enumerate(devices):
         computed_ms[name] += times_ms[NAMES.index(name)][at]
-    at_home_ms = computed_ms.pop(HOME)
+    on_coordinator_ms = computed_ms.pop(COORDINATOR)
     others_ms = sum(computed_ms.values())
-    runs_at_home = sum(name == HOME for name, _ in groupby(devices))
+    runs_on_coordinator = sum(name == COORDINATOR for name, _ in groupby(devices))
     uses = {name: LinkUse.model_validate(use) for name, use in row["sent"].items()}
     found = []
     for known in row["known"]:
         sent_ms = sum(use.messages * known["elsewhere_ms"] for use in uses.values())
         sent_ms += sum(_crossing_ms(known["links"][name], use) for name, use in uses.items())
-        found.append(at_home_ms * known["slow_down"] + runs_at_home * known["handed_ms"] + others_ms + sent_ms)
+        found.append(
+            on_coordinator_ms * known["slow_down"] + runs_on_coordinator * known["handed_ms"] + others_ms + sent_ms
+        )
     return float(np.median(found))
 
 

@@ -6,8 +6,8 @@
 Networks of timm at their own resolution, the largest SubNet of each. Times of operators follow from multiply-accumulates at
 a rate for each device, so that nothing is measured but the planner. *Pre-partition*: operators, values and cuts of all
 SubNets, once. *States*: made once for a SubNet. *Re-plan*: `PartitionPlanner.fastest` under conditions that change each
-time. *Look-up*: `PlanEnvelope.at`, a thousand at a time. *Choice*: `EnvelopePlacements.choose`, the look-up that home
-does before each request, with its hysteresis, over links that change each time. Medians.
+time. *Look-up*: `PlanEnvelope.at`, a thousand at a time. *Choice*: `EnvelopePlacements.choose`, the look-up that the
+coordinator does before each request, with its hysteresis, over links that change each time. Medians.
 
 Exactness: on the first operators of each network all placements are tried (*brute force*); with two devices and no latency
 of messages the plan is compared with the minimum cut. *Worse*: how much longer other methods' plans take on average over
@@ -41,7 +41,7 @@ from solvers.partition import (
     PartitionProblem,
     PlanPoint,
     SentValue,
-    all_at_home,
+    all_on_coordinator,
     all_remote,
     dads,
     envelope_of,
@@ -59,7 +59,7 @@ MACS_PER_MS = (1e6, 4e6, 3e7, 1e8)
 STEP_MS = (0.05, 0.04, 0.03, 0.03)
 BANDWIDTHS_MBPS, LATENCIES_MS = (1.0, 5.0, 10.0, 50.0, 100.0), (2.0, 10.0, 50.0)
 TRIED = 7  # operators for which all placements are tried
-OTHERS = (all_at_home, all_remote, neurosurgeon, dads, neighbour_search)
+OTHERS = (all_on_coordinator, all_remote, neurosurgeon, dads, neighbour_search)
 LOOK_UPS = 1000
 NO_SEGMENTS = "0" * 64
 """The digest of plans whose segments are not written."""
@@ -132,13 +132,13 @@ def worse(planner: PartitionPlanner) -> dict[str, float]:
 
 
 def choice_us(problem: PartitionProblem, rng: np.random.Generator, rounds: int) -> tuple[int, float]:
-    """How many plans home chooses among, for all sets of devices, and how long a choice takes [µs]."""
+    """How many plans the coordinator chooses among, for all sets of devices, and how long a choice takes [µs]."""
     low, high = PlanPoint(bandwidth_mbps=1.0, slow_down=1.0), PlanPoint(bandwidth_mbps=200.0, slow_down=4.0)
     ahead = plan_ahead(problem, PartitionConditions.of(problem.devices, 200.0, 5.0), low, high)
     names = [f"device {number}" for number in range(problem.devices)]
     plans = placement_plans(ahead, names, [0.0] * problem.devices, NO_SEGMENTS)
     choice = EnvelopePlacements(plans)
-    choice.ran_at_home(0, plans.home_ms)
+    choice.ran_on_coordinator(0, plans.coordinator_ms)
     links = [{name: _link(rng) for name in plans.peers} for _ in range(LOOK_UPS)]
     found_s = [seconds(lambda: [choice.choose(one) for one in links])[0] for _ in range(max(rounds // 10, 3))]
     return len(plans.plans), 1e6 * median(found_s) / LOOK_UPS

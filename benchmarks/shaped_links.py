@@ -17,7 +17,7 @@ from flows.machine import in_turn
 from tests.support.agents.agent_processes import environment
 
 PREFIX = "atl"
-HOME_SPACE = f"{PREFIX}-home"
+COORDINATOR_SPACE = f"{PREFIX}-coordinator"
 NAMED_SPACES = Path("/run/netns")
 BURST_S = 0.001
 LEAST_BURST_BYTES = 3200
@@ -103,9 +103,9 @@ def join(ends: LinkEnds, network: str) -> None:
         command(*inside(space, "ip", "link", "set", end, "up"))
 
 
-def told_by_home(cpus: float | None, *words: str) -> str:
-    """What a Python program prints in home's namespace, where it may use `cpus` (None: all) from its line `ready` on."""
-    program = inside(HOME_SPACE, sys.executable, *words)
+def told_by_coordinator(cpus: float | None, *words: str) -> str:
+    """What a Python program prints in the coordinator's namespace, with `cpus` (None: all) from its line `ready` on."""
+    program = inside(COORDINATOR_SPACE, sys.executable, *words)
     pipe = subprocess.PIPE
     with (
         subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True, env=environment()) as process,
@@ -115,7 +115,7 @@ def told_by_home(cpus: float | None, *words: str) -> str:
         if process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{' '.join(words)}: has not started")
         if cpus is not None:
-            stack.enter_context(group(f"{PREFIX}-home", cpus, short_period_us(cpus)))(process.pid)
+            stack.enter_context(group(f"{PREFIX}-coordinator", cpus, short_period_us(cpus)))(process.pid)
         told, _ = process.communicate("go\n")
     if process.returncode:
         raise SystemExit(f"{' '.join(words)}: ended with {process.returncode}")

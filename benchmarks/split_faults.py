@@ -1,9 +1,9 @@
 """Requests over several devices while these and their links fail at random: what is lost, twice, wrong or late.
 
-    python -m benchmarks.split_faults [--requests 10000] [--homes 2] [--deadline-ms 500] [--pause-s 0.3] [--gap-s 0.03]
+    python -m benchmarks.split_faults [--requests 10000] [--coordinators 2] [--deadline-ms 500] [--pause-s 0.3] [--gap-s 0.03]
         [--json FILE]
 
-Two devices, each a process of its own behind a relay, serve segments of one SubNet to each home. The first gives values
+Two devices, each a process of its own behind a relay, serve segments of one SubNet to each coordinator. The first gives values
 straight to the second, over a relay of their own. Every `pause-s` a fault is drawn, held for a while, and mended: a device
 killed and started again, a device frozen, a link cut, cut in the middle of a tensor or of an answer, a garbled tensor or
 answer, a link that holds everything, and a link of 0.1 Mbit/s; most of these on the link between the two devices, too. A
@@ -38,7 +38,14 @@ from rich.console import Console
 from rich.table import Table
 
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitAnswer, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import (
+    COORDINATOR,
+    PlacedSegments,
+    SplitAnswer,
+    SplitNetwork,
+    SplitOptions,
+    SplitSubNet,
+)
 from benchmarks.faults import Fault, failing
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import Reference, ServingDevice, inputs, same, serving, write_chain
@@ -49,14 +56,14 @@ from tests.support.threads import all_at_once
 SLOW_MBPS = 0.1
 IMAGES = 64
 SWITCH_S = 5e-4
-"""Homes, relays and the third device are threads of this process, which wait for each other so long at most."""
+"""Coordinators, relays and the third device are threads of this process, which wait for each other so long at most."""
 TOLERANCE = 1e-3
 PLANS = [
-    (HOME, "stranger", "stranger", "stranger"),
-    (HOME, "liar", "liar", "liar"),
-    (HOME, "a", "a", "b"),
-    (HOME, "a", "a", "a"),
-    (HOME, "b", "b", "b"),
+    (COORDINATOR, "stranger", "stranger", "stranger"),
+    (COORDINATOR, "liar", "liar", "liar"),
+    (COORDINATOR, "a", "a", "b"),
+    (COORDINATOR, "a", "a", "a"),
+    (COORDINATOR, "b", "b", "b"),
 ]
 STRAIGHT = "a→b"
 
@@ -64,7 +71,7 @@ STRAIGHT = "a→b"
 class FaultyDevice:
     """A device that can be killed and started again behind the same relays. peers: to which it may give values.
 
-    relay: towards homes. between: towards other devices.
+    relay: towards coordinators. between: towards other devices.
     """
 
     def __init__(self, *peers: "FaultyDevice") -> None:
@@ -144,7 +151,7 @@ def asked(network: SplitNetwork, xs: list[np.ndarray], options: argparse.Namespa
 
 
 def judged(network: SplitNetwork, futures: list[Future[SplitAnswer]], expected: list[np.ndarray]) -> dict[str, Any]:
-    """What became of a home's requests."""
+    """What became of a coordinator's requests."""
     found: Counter[str] = Counter()
     latencies_ms = []
     for number, future in enumerate(futures):
@@ -159,11 +166,11 @@ def judged(network: SplitNetwork, futures: list[Future[SplitAnswer]], expected: 
         found["late"] += answer.late
         found["wrong"] += not right and not by_liar
         found["wrong_until_found"] += not right and by_liar
-        found["at_home"] += answer.at_home is not None
-        found["sent"] += any(name != HOME for name in answer.devices)
+        found["on_coordinator"] += answer.on_coordinator is not None
+        found["sent"] += any(name != COORDINATOR for name in answer.devices)
         found["over_two"] += {"a", "b"} <= set(answer.devices)
         latencies_ms.append(answer.latency_ms)
-    keys = ("lost", "wrong", "late", "wrong_until_found", "at_home", "sent", "over_two")
+    keys = ("lost", "wrong", "late", "wrong_until_found", "on_coordinator", "sent", "over_two")
     straight = [event.state for event in network.events if event.device == STRAIGHT]
     return {
         "requests": len(futures),
@@ -179,7 +186,7 @@ def judged(network: SplitNetwork, futures: list[Future[SplitAnswer]], expected: 
 
 
 def measured(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """A row for each home, and the faults."""
+    """A row for each coordinator, and the faults."""
     split = SplitSubNet.open(write_chain(folder / "chain"))
     xs = inputs(split, IMAGES)
     expected = [Reference(split)(x) for x in xs]
@@ -194,15 +201,17 @@ def measured(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, 
             stack.callback(device.close)
         addresses = {"a": devices[0].address, "b": devices[1].address}
         addresses |= {"liar": stack.enter_context(hostile(liar)), "stranger": stack.enter_context(hostile(stranger))}
-        networks = [stack.enter_context(SplitNetwork(split, addresses, plans, chosen)) for _ in range(options.homes)]
+        networks = [
+            stack.enter_context(SplitNetwork(split, addresses, plans, chosen)) for _ in range(options.coordinators)
+        ]
         assert all(network.wait_for("a", "b", "liar", timeout_s=60) for network in networks)
         rows: dict[int, dict[str, Any]] = {}
 
-        def home(number: int) -> None:
+        def coordinator(number: int) -> None:
             rows[number] = judged(networks[number], asked(networks[number], xs, options), expected)
 
         with failing(faults_of(devices), options.pause_s, options.seed) as faults:
-            all_at_once(*(partial(home, number) for number in range(options.homes)))
+            all_at_once(*(partial(coordinator, number) for number in range(options.coordinators)))
         assert not stranger.runs, "a device with another SubNet has run segments"
         return [rows[number] for number in sorted(rows)], faults
 
@@ -210,18 +219,20 @@ def measured(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, 
 def main() -> None:
     """Measure, print, and end with 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000, help="of all homes together")
-    parser.add_argument("--homes", type=int, default=2)
-    parser.add_argument("--in-flight", type=int, default=4, help="of each home")
+    parser.add_argument("--requests", type=int, default=10_000, help="of all coordinators together")
+    parser.add_argument("--coordinators", type=int, default=2)
+    parser.add_argument("--in-flight", type=int, default=4, help="of each coordinator")
     parser.add_argument("--deadline-ms", type=float, default=500.0)
-    parser.add_argument("--gap-s", type=float, default=0.03, help="between requests of a home")
+    parser.add_argument("--gap-s", type=float, default=0.03, help="between requests of a coordinator")
     parser.add_argument("--pause-s", type=float, default=0.3, help="between faults, mean")
-    parser.add_argument("--spare-ms", type=float, default=30.0, help="of home, which shares a process with the relays")
+    parser.add_argument(
+        "--spare-ms", type=float, default=30.0, help="of the coordinator, which shares a process with the relays"
+    )
     parser.add_argument("--check-share", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.requests //= options.homes
+    options.requests //= options.coordinators
     sys.setswitchinterval(SWITCH_S)
     with tempfile.TemporaryDirectory() as folder:
         rows, faults = measured(options, Path(folder))
@@ -232,7 +243,9 @@ def main() -> None:
         table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console(width=140).print(table)
     if options.json is not None:
-        options.json.write_text(json.dumps({"homes": rows, "faults": faults, "options": vars(options)}, default=str))
+        options.json.write_text(
+            json.dumps({"coordinators": rows, "faults": faults, "options": vars(options)}, default=str)
+        )
     missed = [key for row in rows for key in ("lost", "twice", "wrong", "late") if row[key]]
     missed += [name for row in rows for name in ("liar", "stranger") if row[name] != "excluded"]
     if missed:

@@ -92,7 +92,7 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
     network.add_argument(
         "--serve-segments",
         action="store_true",
-        help="measure nothing; serve segments of SubNets to homes that split a network over devices",
+        help="measure nothing; serve segments of SubNets to coordinators that split a network over devices",
     )
     network.add_argument(
         "--max-subnets",
@@ -107,8 +107,8 @@ def agent_parser(prog: str) -> argparse.ArgumentParser:
         type=peer_address,
         default=[],
         metavar="HOST:PORT",
-        help="with --serve-segments: another device to which homes may have values sent straight from here; may be repeated "
-        "(default: none, and values go through the home)",
+        help="with --serve-segments: another device to which coordinators may have values sent straight from here; may be "
+        "repeated (default: none, and values go through the coordinator)",
     )
     network.add_argument(
         "--ca-file",

@@ -745,14 +745,14 @@ class RefusedStream(Message):
     final: bool = True
 
 
-HomeMessage = Annotated[
+CoordinatorMessage = Annotated[
     Hello | HelloDevice | LoadSubNet | SentFile | RunSegments | GivenValues | SentProbe, Field(discriminator="kind")
 ]
 DeviceMessage = Annotated[
     Welcome | LoadedSubNet | KeptFile | RanSegments | MissedValues | TookValues | ReturnedProbe | RefusedStream,
     Field(discriminator="kind"),
 ]
-HOME_MESSAGES: TypeAdapter[HomeMessage] = TypeAdapter(HomeMessage)
+COORDINATOR_MESSAGES: TypeAdapter[CoordinatorMessage] = TypeAdapter(CoordinatorMessage)
 DEVICE_MESSAGES: TypeAdapter[DeviceMessage] = TypeAdapter(DeviceMessage)
 
 

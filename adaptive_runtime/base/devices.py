@@ -10,8 +10,10 @@ from pydantic import Field
 
 from adaptive_runtime.base.errors import AdaptiveError
 
-HOME = "home"
+COORDINATOR = "coordinator"
 """The device that has the request, and all segments."""
+EARLIER_COORDINATOR = "home"
+"""Its name in files of 0.17 and earlier versions; no other device may have it either."""
 DeviceName = Annotated[str, Field(min_length=1, max_length=64)]
 SCHEMES = ("tcp", "tls")
 

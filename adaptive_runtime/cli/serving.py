@@ -39,8 +39,8 @@ def add_devices(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options that `addresses` reads, and the coding of tensors."""
     devices = parser.add_argument_group("devices")
     devices.description = (
-        "Other devices run `autotailor agent --serve-segments`. A device that is not reached is no error: home stands in. "
-        f"A device without --device-token has the token of {AGENT_TOKEN_VARIABLE}."
+        "Other devices run `autotailor agent --serve-segments`. A device that is not reached is no error: the coordinator "
+        f"stands in. A device without --device-token has the token of {AGENT_TOKEN_VARIABLE}."
     )
     for option, value, text in (
         ("--device", "HOST:PORT", "a device by its name in the plans; may be repeated; tls:// before HOST: by TLS"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.cli.serving import above_zero, add_devices, addresses
 from profiling_agents.lines import printable
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=above_zero,
         default=WAIT_S,
         metavar="S",
-        help=f"for devices to load the segments (default {WAIT_S:g}); home stands in for those that are not there by then",
+        help=f"for devices to load the segments (default {WAIT_S:g}); the coordinator stands in for those that are late",
     )
     add_devices(parser, required=True)
 
@@ -59,9 +60,9 @@ def run(arguments: argparse.Namespace) -> None:
             for name, (state, reason) in network.states.items()
         ]
         answers = [network.infer(x, arguments.deadline_ms) for x in inputs]
-        plan, plan_ms, home_ms = placed.predicted
+        plan, plan_ms, coordinator_ms = placed.predicted
     described: dict[str, Any] = {"devices": devices, "plan": plan.devices, "line": plan.line}
-    described |= {"plan_ms": plan_ms, "home_ms": home_ms, "answers": [_row(one) for one in answers]}
+    described |= {"plan_ms": plan_ms, "coordinator_ms": coordinator_ms, "answers": [_row(one) for one in answers]}
     for line in _lines(described):
         print(printable(line))
     if arguments.output is not None:
@@ -95,7 +96,7 @@ def _row(answer: "SplitAnswer") -> dict[str, Any]:
     return {
         "latency_ms": answer.latency_ms,
         "late": answer.late,
-        "at_home": answer.at_home,
+        "on_coordinator": answer.on_coordinator,
         "largest": int(answer.answer.argmax()),
         "parts": [
             {
@@ -117,17 +118,18 @@ def _lines(described: dict[str, Any]) -> Iterator[str]:
             known = f": {_mbps(link['up_mbps'])} up, {_mbps(link['down_mbps'])} down, round trip {link['round_trip_ms']:.3g} ms"
         yield f"{one['name']} is {one['state']} ({one['reason'] or 'not reached yet'}){known}"
     predicted = "a device is out" if described["plan_ms"] is None else f"predicted {described['plan_ms']:.4g} ms"
-    yield f"plan: {described['line']} ({predicted}, home alone {described['home_ms']:.4g} ms)"
+    yield f"plan: {described['line']} ({predicted}, the coordinator alone {described['coordinator_ms']:.4g} ms)"
     for number, row in enumerate(described["answers"]):
         late = ", late" if row["late"] else ""
-        why = "" if row["at_home"] is None else f", finished at home ({row['at_home']})"
+        why = "" if row["on_coordinator"] is None else f", finished on the coordinator ({row['on_coordinator']})"
         yield f"answer {number}: {row['latency_ms']:.4g} ms{late}{why}; largest value at {row['largest']}"
         for part in row["parts"]:
             first, last = part["segments"]
             segments = f"segment {first}" if first == last else f"segments {first}–{last}"
             link_ms = part["took_ms"] - part["computed_ms"]
             crossed = f", of which computing {part['computed_ms']:.4g} ms, the way {link_ms:.4g} ms"
-            yield f"  {part['device']}: {segments}, {part['took_ms']:.4g} ms{'' if part['device'] == 'home' else crossed}"
+            crossed = "" if part["device"] == COORDINATOR else crossed
+            yield f"  {part['device']}: {segments}, {part['took_ms']:.4g} ms{crossed}"
 
 
 def _mbps(value: float | None) -> str:

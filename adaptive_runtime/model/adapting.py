@@ -122,12 +122,12 @@ class Adaptation:
         self.sensing = Sensing(sensors, every_s=every_s, hit_rate=options.hit_rate, tell=self.sensed)
         self._row_of = {variant: row for row, variant in enumerate(variants.variants)}
         latency_ms = variants.table.latency_ms
-        at_home = (row for row, one in enumerate(variants.variants) if not one.placed)
-        self._home_rows = sorted(at_home, key=latency_ms.__getitem__)
-        self._over_devices = frozenset(range(len(variants.table))).difference(self._home_rows)
-        home = variants.home_of
-        digests = {row: variants.variants[row].digest for row in home}
-        self._placed = None if placed is None else placed.rows(variants.table, digests, home)
+        on_coordinator = (row for row, one in enumerate(variants.variants) if not one.placed)
+        self._coordinator_rows = sorted(on_coordinator, key=latency_ms.__getitem__)
+        self._over_devices = frozenset(range(len(variants.table))).difference(self._coordinator_rows)
+        coordinator = variants.coordinator_of
+        digests = {row: variants.variants[row].digest for row in coordinator}
+        self._placed = None if placed is None else placed.rows(variants.table, digests, coordinator)
         self._estimate, self._forecaster = LoadEstimate(variants.table), Forecaster()
         self._state = ChoiceState(running=None if running is None else self._row_of.get(running))
         self._decision: Decision | None = None
@@ -198,7 +198,7 @@ class Adaptation:
         """
         with self._lock:
             cold, without = self._unable
-            row = next((row for row in self._home_rows if row not in cold and row not in without), None)
+            row = next((row for row in self._coordinator_rows if row not in cold and row not in without), None)
             if row is None:
                 return None
             usual_ms, takes_ms = (self._at_quantile_ms(row, quantile) for quantile in (0.5, STANDS_IN))
@@ -211,13 +211,13 @@ class Adaptation:
 
     def _learn(self, runs: Sequence[ServedRun], request: RequestProgress | None, now_s: float) -> None:
         measured = [(self._row_of.get(run.counts_for), run) for run in runs if run.counts_for and run.run_ms > 0]
-        at_home = [(row, run.run_ms) for row, run in measured if row is not None and not run.variant.placed]
+        on_coordinator = [(row, run.run_ms) for row, run in measured if row is not None and not run.variant.placed]
         over_devices = any(run.variant.placed for run in runs)  # other devices do not show the load here
-        if not at_home and not over_devices:
+        if not on_coordinator and not over_devices:
             return
         with self._lock:
-            if at_home:
-                rows, run_ms = zip(*at_home, strict=True)
+            if on_coordinator:
+                rows, run_ms = zip(*on_coordinator, strict=True)
                 self._estimate.observe(rows, sum(run_ms), now_s, self._load)
                 self._lag, self._has_served = 0.0, True
             if request is not None and not request.has_less(self._limits.budget_ms):
@@ -230,7 +230,7 @@ class Adaptation:
     def _described(self, spent_ms: float, over_devices: bool) -> WaitedFor:
         """A request as the margins see it."""
         decision, budget_ms = self._decision, self._limits.budget_ms
-        fastest = next((row for row in self._home_rows if row not in self._unable[1]), self._home_rows[0])
+        fastest = next((row for row in self._coordinator_rows if row not in self._unable[1]), self._coordinator_rows[0])
         # whether the fastest variant on the coordinator, under the same slow-down, would have kept the limits
         fastest_ms = self.look_up.effective_ms(fastest, self._limits_with_margin, self._factors)
         avoidable = decision is None or spent_ms * fastest_ms <= budget_ms * decision.effective_ms
@@ -239,7 +239,7 @@ class Adaptation:
             over_devices=over_devices,
             within=decision is None or decision.within,
             avoidable=over_devices or avoidable,
-            in_time_at_home=self._at_quantile_ms(fastest, 0.5) <= budget_ms,
+            in_time_on_coordinator=self._at_quantile_ms(fastest, 0.5) <= budget_ms,
         )
 
     def sensed(self, device: "SensedState") -> None:
@@ -274,7 +274,10 @@ class Adaptation:
                 device=self._device,
                 decision=self._decision,
                 mu=self._state.mu,
-                margins=(self._margins.at_home.factor(self._load), self._margins.over_devices.factor(self._load)),
+                margins=(
+                    self._margins.on_coordinator.factor(self._load),
+                    self._margins.over_devices.factor(self._load),
+                ),
             )
 
     def take_over(self, before: "Adaptation") -> None:
@@ -308,19 +311,19 @@ class Adaptation:
         limits = self._limits.model_copy(update={"quantile": quantile})
         return self.look_up.effective_ms(row, limits, self._factors)
 
-    def _fastest_at_home(self) -> int:
+    def _fastest_on_coordinator(self) -> int:
         _, without = self._unable
-        return next((row for row in self._home_rows if row not in without), self._home_rows[0])
+        return next((row for row in self._coordinator_rows if row not in without), self._coordinator_rows[0])
 
     def _renew(self, now_s: float) -> None:
         forecast = self._forecaster.forecast
         foreseen = None if forecast is None or self._load is None else float(forecast.values_H[0]) + self._lag
         self._factors = self._estimate.factors(now_s, foreseen, self._limits.quantile)
-        at_home = self._margins.at_home
-        self._limits_with_margin = at_home.limits(self._limits, self._load)
+        on_coordinator = self._margins.on_coordinator
+        self._limits_with_margin = on_coordinator.limits(self._limits, self._load)
         if self._placed is not None:
             over_devices = self._margins.over_devices.factor(self._load)
-            self._placed.renew(self._factors, over_devices / at_home.factor(self._load))
+            self._placed.renew(self._factors, over_devices / on_coordinator.factor(self._load))
 
     def _inputs(
         self, cold: frozenset[int] = NONE, without: frozenset[int] = NONE, request: RequestProgress = ONE_RUN

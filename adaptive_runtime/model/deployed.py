@@ -269,19 +269,19 @@ class DeployedModel(Closing):
         """Answers of one variant, or of its replacement if it fails; runs of loaded variants are appended to `served`."""
         while True:
             if active.variant.placed and not np.isfinite(x_NCHW).all():  # no other device takes such values
-                active = self._at_home(active)
+                active = self._on_coordinator(active)
             try:
                 return self._run_once(active, x_NCHW, served, within_ms)
             except VariantError as error:
                 self._served.replace(active, error)
                 active = self._served.active
 
-    def _at_home(self, placed: Answerer) -> Answerer:
+    def _on_coordinator(self, placed: Answerer) -> Answerer:
         """The same SubNet on this device; another one if that is quarantined. AdaptiveError if none is left."""
         working = self._working((Variant(placed.variant.digest), *self.pool.whole_variants))
         if working is None:
             raise AdaptiveError(
-                "input", "has NaN or infinite values, and no SubNet works at home", allowed="finite ones"
+                "input", "has NaN or infinite values, and no SubNet works on the coordinator", allowed="finite ones"
             )
         return working
 

@@ -132,7 +132,7 @@ class FallbackRow(NamedTuple):
 class WaitedFor(NamedTuple):
     """A served request. late: after its budget. within: its decision kept the limits, as far as was known.
 
-    avoidable: it counts as late, since another variant would not have been. in_time_at_home: the fastest variant on the
+    avoidable: it counts as late, since another variant would not have been. in_time_on_coordinator: the fastest variant on the
     coordinator would usually be in time.
     """
 
@@ -140,25 +140,25 @@ class WaitedFor(NamedTuple):
     over_devices: bool
     within: bool
     avoidable: bool
-    in_time_at_home: bool
+    in_time_on_coordinator: bool
 
 
 class Margins:
     """Margins for variants on the coordinator and for variants over devices: neither carries information about the other."""
 
     def __init__(self) -> None:
-        self.at_home, self.over_devices, self.backoff = ConformalMargin(), ConformalMargin(), Backoff()
+        self.on_coordinator, self.over_devices, self.backoff = ConformalMargin(), ConformalMargin(), Backoff()
 
     def learn(self, request: WaitedFor, quantile: float, load: float | None) -> None:
         """Adjust the margin after a request under a load. quantile: the target share of requests in time."""
-        margin, other = self.at_home, self.over_devices
+        margin, other = self.on_coordinator, self.over_devices
         if request.over_devices:
             margin, other = other, margin
         else:
             self.backoff.elsewhere()
         other.unused()
         if request.late and not request.within:
-            if request.over_devices and request.in_time_at_home:
+            if request.over_devices and request.in_time_on_coordinator:
                 self.backoff.begin()
         elif request.late:
             if request.avoidable:

@@ -85,7 +85,7 @@ class BundleVariants:
         return cls(tuple(row.variant for row in rows), table)
 
     @property
-    def home_of(self) -> dict[int, int]:
+    def coordinator_of(self) -> dict[int, int]:
         """Maps each row over devices to the row of the same SubNet on the coordinator."""
         row_of = {variant: row for row, variant in enumerate(self.variants)}
         return {row: row_of[Variant(one.digest)] for one, row in row_of.items() if one.placed}
@@ -148,13 +148,15 @@ def _over_devices(subnet: BundledSubNet, form: BundleFormat) -> _Row:
     """The row of a SubNet over devices. form: the format of the segments on the coordinator."""
     placement = subnet.placement
     assert placement is not None, "it was opened"
-    at_home = next(_rows(subnet, form, None, 0.0))
-    energy_mj = at_home.energy_mj
+    on_coordinator = next(_rows(subnet, form, None, 0.0))
+    energy_mj = on_coordinator.energy_mj
     if energy_mj is not None and placement.sent_mj is not None:
-        energy_mj = energy_mj * placement.home_share + placement.sent_mj
-    return at_home._replace(
+        energy_mj = energy_mj * placement.coordinator_share + placement.sent_mj
+    return on_coordinator._replace(
         variant=Variant(subnet.digest, placed=True),
-        accuracy=at_home.accuracy if placement.accuracy is None else min(at_home.accuracy, placement.accuracy),
+        accuracy=on_coordinator.accuracy
+        if placement.accuracy is None
+        else min(on_coordinator.accuracy, placement.accuracy),
         latency_ms=placement.latency_ms,
         latency_error=placement.latency_error,
         energy_mj=energy_mj,
@@ -195,8 +197,8 @@ class RowsOverDevices(Protocol):
 class SubNetsOverDevices(Protocol):
     """SubNets of a bundle that may run on several devices. Close them after use."""
 
-    def rows(self, table: VariantTable, digests: Mapping[int, str], home: Mapping[int, int]) -> RowsOverDevices:
-        """Rows of a table over devices. digests: of their SubNets; home: the rows of these on the coordinator."""
+    def rows(self, table: VariantTable, digests: Mapping[int, str], coordinator: Mapping[int, int]) -> RowsOverDevices:
+        """Rows of a table over devices. digests: of their SubNets; coordinator: the rows of these on the coordinator."""
         ...
 
     def close(self) -> None: ...

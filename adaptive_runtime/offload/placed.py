@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.closing import Closing
-from adaptive_runtime.base.devices import HOME, DeviceAddress
+from adaptive_runtime.base.devices import COORDINATOR, DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError, NotBackError
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainFormat
 from adaptive_runtime.offload.links import MeasuredLink, SharedLink
@@ -43,7 +43,7 @@ from adaptive_runtime.offload.split import (
 )
 from adaptive_runtime.offload.split.plans import coded_share
 from adaptive_runtime.offload.split.replanning import ms_per_byte
-from adaptive_runtime.offload.split.segments import HomeSegments
+from adaptive_runtime.offload.split.segments import CoordinatorSegments
 
 HALF_S = 10.0
 """Time without a run after which the influence of earlier runs has halved."""
@@ -119,7 +119,7 @@ def expected(
 def _variance(found: SendingPlan, links: Mapping[str, MeasuredLink], slow_deviation: float) -> float:
     """Variance of the latency [ms²], from the spreads of links and of the coordinator's slow-down."""
     share = coded_share(found.coding)
-    variance = (found.plan.home_ms * slow_deviation) ** 2
+    variance = (found.plan.coordinator_ms * slow_deviation) ** 2
     for name, use in found.plan.links.items():
         link = links[name]
         variance += (use.messages * link.round_trip_spread_ms) ** 2
@@ -307,19 +307,22 @@ class SharedDevices:
 
 
 class Prediction(NamedTuple):
-    """The plan in use. plan_ms: its predicted latency; None: a device of it is out. home_ms: that of the coordinator alone."""
+    """The plan in use.
+
+    plan_ms: its predicted latency; None: a device of it is out. coordinator_ms: that of the coordinator alone.
+    """
 
     plan: PlannedPlacement
     plan_ms: float | None
-    home_ms: float
+    coordinator_ms: float
 
 
 class PlacedSubNet(Closing):
     """One SubNet. It runs by the plan of `choice` that is currently fastest; the coordinator is the fallback.
 
-    devices: by the names of the plans; a device of the plans without an address never comes in. home: runs segments in this
-    process; None: the runtime of their files. shared: measures of SubNets over the same devices; None: no other SubNets exist.
-    Close it after use.
+    devices: by the names of the plans; a device of the plans without an address never comes in. coordinator: runs segments
+    in this process; None: the runtime of their files. shared: measures of SubNets over the same devices; None: no other
+    SubNets exist. Close it after use.
     """
 
     def __init__(
@@ -328,13 +331,13 @@ class PlacedSubNet(Closing):
         choice: EnvelopePlacements,
         devices: Mapping[str, DeviceAddress],
         options: SplitOptions,
-        home: HomeSegments | None = None,
+        coordinator: CoordinatorSegments | None = None,
         shared: SharedDevices | None = None,
     ) -> None:
         self.split, self.choice, self._options = split, choice, options
-        self._home = HomeSegments(split) if home is None else home
+        self._coordinator = CoordinatorSegments(split) if coordinator is None else coordinator
         self.shared = SharedDevices() if shared is None else shared
-        self.network = SplitNetwork(split, devices, self.choice, options, self._home, self.shared.links)
+        self.network = SplitNetwork(split, devices, self.choice, options, self._coordinator, self.shared.links)
         self._last = len(split.subnet.segments) - 1
         self._batch = split.subnet.shapes[split.subnet.input][0]
         self._expected: ExpectedPlacement | None = None
@@ -386,7 +389,11 @@ class PlacedSubNet(Closing):
         known = self._expected
 
         def learn(answer: SplitAnswer) -> None:
-            if known is not None and answer.at_home is None and frozenset(answer.devices) - {HOME} == known.peers:
+            if (
+                known is not None
+                and answer.on_coordinator is None
+                and frozenset(answer.devices) - {COORDINATOR} == known.peers
+            ):
                 planned_ms = self.choice.later_ms(known.sent, self.network.links)  # with the links after this run
                 self.shared.ratios[known.peers].add(answer.latency_ms / planned_ms)
 
@@ -400,7 +407,7 @@ class PlacedSubNet(Closing):
         """
         options = self._options
         deviations = options.deviations
-        alone_ms = self._home.predicted_ms(0, self._last, deviations) + options.spare_ms
+        alone_ms = self._coordinator.predicted_ms(0, self._last, deviations) + options.spare_ms
         usual_ms = 0.0 if known is None else PATIENCE * known.mean_ms + deviations * known.deviation_ms
         return max(within_ms or 0.0, alone_ms + usual_ms, LEAST_DEADLINE_MS)
 
@@ -414,13 +421,17 @@ class PlannedSplit:
 
     @classmethod
     def open(
-        cls, folder: str | Path, segments: str = SEGMENTS_FILE, plans: str = PLANS_FILE, home: ChainFormat = "onnx"
+        cls,
+        folder: str | Path,
+        segments: str = SEGMENTS_FILE,
+        plans: str = PLANS_FILE,
+        coordinator: ChainFormat = "onnx",
     ) -> "PlannedSplit":
-        """Read and check both files of a folder. home: as in `SplitSubNet.open`.
+        """Read and check both files of a folder. coordinator: as in `SplitSubNet.open`.
 
         AdaptiveError in one line: a file is missing, damaged, or of another SubNet.
         """
-        split = SplitSubNet.open(folder, segments, home)
+        split = SplitSubNet.open(folder, segments, coordinator)
         return cls(split, PlacementPlans.read(Path(folder) / plans, split))
 
     def placed(

@@ -27,15 +27,17 @@ class PlacedRowsNow(NamedTuple):
 
 
 class PlacementRows:
-    """subnets: by their rows. home: maps each of these rows to the row of the same SubNet on the coordinator.
+    """subnets: by their rows. coordinator: maps each of these rows to the row of the same SubNet on the coordinator.
 
     `renew` computes the rows when requests and samples come in, so that decisions find them ready. They are valid while the
     factors on the coordinator are the same object and no measurement of any device is new, and for `FRESH_S` at most. Not
     thread-safe.
     """
 
-    def __init__(self, table: VariantTable, subnets: Mapping[int, PlacedSubNet], home: Mapping[int, int]) -> None:
-        self._table, self._subnets, self._home = table, subnets, home
+    def __init__(
+        self, table: VariantTable, subnets: Mapping[int, PlacedSubNet], coordinator: Mapping[int, int]
+    ) -> None:
+        self._table, self._subnets, self._coordinator = table, subnets, coordinator
         self._shared = tuple({id(one.shared): one.shared for one in subnets.values()}.values())
         self._known: _Known | None = None
         self._spread = 1.0
@@ -57,9 +59,11 @@ class PlacementRows:
         version, until_s = self._version, time.monotonic() + FRESH_S
         own, described, unable = dict(factors.own), dict[int, str](), set[int]()
         for row, subnet in self._subnets.items():
-            home = self._home[row]
-            at_home = 0 if self._table.load_class is None else self._table.load_class[home]
-            found = subnet.expected(*factors.own.get(home, (factors.mean[at_home], factors.deviation[at_home])))
+            coordinator = self._coordinator[row]
+            on_coordinator = 0 if self._table.load_class is None else self._table.load_class[coordinator]
+            found = subnet.expected(
+                *factors.own.get(coordinator, (factors.mean[on_coordinator], factors.deviation[on_coordinator]))
+            )
             if found is None:
                 unable.add(row)
                 described[row] = f"cannot run: {subnet.missing}"
@@ -112,9 +116,9 @@ class PlacedSubNets:
             stack.pop_all()
         return cls(found)
 
-    def rows(self, table: VariantTable, digests: Mapping[int, str], home: Mapping[int, int]) -> PlacementRows:
-        """Rows of a table over devices. digests: of their SubNets; home: the rows of these on the coordinator."""
-        return PlacementRows(table, {row: self.subnets[digest] for row, digest in digests.items()}, home)
+    def rows(self, table: VariantTable, digests: Mapping[int, str], coordinator: Mapping[int, int]) -> PlacementRows:
+        """Rows of a table over devices. digests: of their SubNets; coordinator: the rows of these on the coordinator."""
+        return PlacementRows(table, {row: self.subnets[digest] for row, digest in digests.items()}, coordinator)
 
     def close(self) -> None:
         """End all connections, even if one of them fails to end."""

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.base.weight_options import WeightsState
 from adaptive_runtime.model.answers import ModelAnswer, ModelState
 from adaptive_runtime.pool import Variant
@@ -127,7 +127,7 @@ class _NowCollector(Collector):
         switches.add_metric([], state.switches)
         yield switches
         stood_in = CounterMetricFamily(
-            f"{PREFIX}stood_in", "Runs that home answered, since other devices had not in time."
+            f"{PREFIX}stood_in", "Runs that the coordinator answered, since other devices had not in time."
         )
         stood_in.add_metric([], state.stood_in)
         yield stood_in
@@ -190,7 +190,7 @@ def _of_devices(described: DevicesReport) -> Iterator[Metric]:
     changes.add_metric([], described.changes)
     yield changes
     placed = GaugeMetricFamily(f"{PREFIX}placed_segments", "Segments on a device by the plan.", labels=["device"])
-    for name in dict.fromkeys((HOME, *(one.name for one in described.devices), *described.plan)):
+    for name in dict.fromkeys((COORDINATOR, *(one.name for one in described.devices), *described.plan)):
         placed.add_metric([name], described.plan.count(name))
     yield placed
     for name, text, values in (

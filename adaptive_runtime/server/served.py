@@ -146,18 +146,18 @@ class DeviceReport(Message):
 class DevicesReport(Message):
     """A SubNet over several devices at one moment. plan: the device of each segment, for the latest request.
 
-    If a bundle serves on the coordinator, the plan is `home` alone. plan_ms, home_ms: current prediction for this plan and for
-    the coordinator alone; None: a device of the plan is out, or none is needed. slow_down: of the coordinator. changes: number
-    of plan changes so far. at_home: requests that the coordinator has finished against their plan; wrong: answers that failed
-    spot checks.
+    If a bundle serves on the coordinator, the plan is `coordinator` alone. plan_ms, coordinator_ms: current prediction for
+    this plan and for the coordinator alone; None: a device of the plan is out, or none is needed. slow_down: of the
+    coordinator. changes: number of plan changes so far. on_coordinator: requests that the coordinator has finished against
+    their plan; wrong: answers that failed spot checks.
     """
 
     plan: tuple[str, ...]
     plan_ms: float | None
-    home_ms: float
+    coordinator_ms: float
     slow_down: float
     changes: int
-    at_home: int
+    on_coordinator: int
     wrong: int
     devices: tuple[DeviceReport, ...]
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.process import resident_mib
 from adaptive_runtime.bundle.bundles import BundleFormat, TakenSamples
@@ -142,12 +142,12 @@ class PlacedDevices:
         networks = [one.network for one in self._subnets.values()]
         counts = [network.counts for network in networks]
         return DevicesReport(
-            plan=predicted.plan.devices if is_over else (HOME,),
+            plan=predicted.plan.devices if is_over else (COORDINATOR,),
             plan_ms=predicted.plan_ms if is_over else None,
-            home_ms=predicted.home_ms,
+            coordinator_ms=predicted.coordinator_ms,
             slow_down=shown.choice.slow_down,
             changes=sum(one.choice.changed for one in self._subnets.values()),
-            at_home=sum(one.at_home for one in counts),
+            on_coordinator=sum(one.on_coordinator for one in counts),
             wrong=sum(one.wrong for one in counts),
             devices=tuple(self._device(name) for name in dict.fromkeys(key for one in networks for key in one.states)),
         )

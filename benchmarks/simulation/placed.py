@@ -19,15 +19,16 @@ Values = NDArray[np.float64]
 
 
 class PlacedRows:
-    """rows, home: the placed rows, and the row at home of each. peers: the other devices, in the order of the planes.
+    """rows, coordinator: the placed rows, and of each the row on the coordinator. peers: other devices, in the planes' order.
 
     spans: the plans of each row, from the first to behind the last; row_P: of each plan the position of its row. others_P,
-    at_home_P: what other devices and home compute [ms]; sent_PF: messages, bytes up and bytes down of each device.
+    on_coordinator_P: what other devices and the coordinator compute [ms]; sent_PF: messages, bytes up and bytes down of
+    each device.
     """
 
     def __init__(self, rows: LevelRows, peers: Sequence[str]) -> None:
         self.rows = sorted(rows.placed)
-        self.home = [rows.home_of(row) for row in self.rows]
+        self.coordinator = [rows.coordinator_of(row) for row in self.rows]
         self.peers = tuple(peers)
         plans = [plan for row in self.rows for plan in rows.placed[row]]
         counts = [len(rows.placed[row]) for row in self.rows]
@@ -35,9 +36,9 @@ class PlacedRows:
         self.row_P = np.repeat(np.arange(len(counts)), counts)
         planes_PF = np.array([plane_of(plan, peers, (), 1.0) for plan in plans])
         planes_PF = planes_PF.reshape(len(plans), 2 + 3 * len(peers))
-        self.others_P, self.at_home_P, self.sent_PF = planes_PF[:, 0], planes_PF[:, 1], planes_PF[:, 2:]
+        self.others_P, self.on_coordinator_P, self.sent_PF = planes_PF[:, 0], planes_PF[:, 1], planes_PF[:, 2:]
         self._needs = [plan.peers for plan in plans]
-        self._classes = rows.table.load_class_V[self.home].tolist()
+        self._classes = rows.table.load_class_V[self.coordinator].tolist()
         self._table_ms = [rows.table.latency_ms[row] for row in self.rows]
 
     def unable(self, there: Set[str]) -> frozenset[int]:
@@ -50,12 +51,12 @@ class PlacedRows:
         return np.array([needs <= there for needs in self._needs], bool)
 
     def factors(self, factors: LoadFactors, links: Mapping[str, MeasuredLink]) -> LoadFactors:
-        """With those of placed rows: what the fastest plan takes by links and home's slow-down, over what the table says."""
+        """With those of placed rows: time of the fastest plan by links and the coordinator's slow-down, over the table's."""
         if not self.rows or not links:
             return factors
         slow = [
-            factors.own.get(home, (factors.mean[one], factors.deviation[one]))
-            for home, one in zip(self.home, self._classes, strict=True)
+            factors.own.get(coordinator, (factors.mean[one], factors.deviation[one]))
+            for coordinator, one in zip(self.coordinator, self._classes, strict=True)
         ]
         slow_P, slow_deviation_P = np.array(slow)[self.row_P].T
         mean, deviation = list[float](), list[float]()
@@ -64,9 +65,9 @@ class PlacedRows:
             up_ms, down_ms = ms_per_byte(link.up_mbps), ms_per_byte(link.down_mbps)
             mean += (link.round_trip_ms or 0.0, up_ms, down_ms)
             deviation += (link.round_trip_spread_ms, up_ms * link.up_spread, down_ms * link.down_spread)
-        mean_P = self.others_P + self.at_home_P * slow_P + self.sent_PF @ np.array(mean)
+        mean_P = self.others_P + self.on_coordinator_P * slow_P + self.sent_PF @ np.array(mean)
         mean_P[~self.able_P(links.keys())] = inf
-        variance_P = (self.at_home_P * slow_deviation_P) ** 2 + self.sent_PF**2 @ np.array(deviation) ** 2
+        variance_P = (self.on_coordinator_P * slow_deviation_P) ** 2 + self.sent_PF**2 @ np.array(deviation) ** 2
         own = dict(factors.own)
         for row, table_ms, (start, end) in zip(self.rows, self._table_ms, self.spans, strict=True):
             best = start + int(mean_P[start:end].argmin())

@@ -24,7 +24,7 @@ Values = NDArray[np.float64]
 
 
 class LinkHistory:
-    """What home has measured of the links of a scenario, second after second, by the measures of the run time."""
+    """What the coordinator has measured of the links of a scenario, second after second, by the measures of the run time."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._scenario, self._rng = scenario, np.random.default_rng(seed)
@@ -51,8 +51,8 @@ class LinkHistory:
 class ScenarioDevice:
     """The `SimulatedSurroundings` of a simulation. may_run: the rows that a system has; None: all.
 
-    Where a device of a plan is gone, home stands in for it at the latest time at which it can keep the deadline. links: as home
-    measures them, the same for systems that are compared; None: its own.
+    Where a device of a plan is gone, the coordinator stands in for it at the latest time at which it can keep the deadline.
+    links: as the coordinator measures them, the same for systems that are compared; None: its own.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class ScenarioDevice:
         return inputs._replace(device=device, factors=factors, without=self._unable(frozenset(links)))
 
     def service_ms(self, variant: int, request: int, left_ms: float) -> float:
-        """Of a placed row. Where the other device is gone, home's own answer comes at the deadline, or after it."""
+        """Of a placed row. Where the other device is gone, the coordinator's own answer comes at the deadline, or after it."""
         place = self._placed.rows.index(variant)
         placed_ms = float(self.placed_ms_KR[place, request])
         if np.isfinite(placed_ms):
             return placed_ms
-        home, requests = self._placed.home[place], self.requests
-        load_class = requests.table.load_class_V[home]
-        return max(left_ms, float(requests.latency_ms_V[home] * requests.factor_CR[load_class, request]))
+        coordinator, requests = self._placed.coordinator[place], self.requests
+        load_class = requests.table.load_class_V[coordinator]
+        return max(left_ms, float(requests.latency_ms_V[coordinator] * requests.factor_CR[load_class, request]))
 
     def _unable(self, there: frozenset[str]) -> frozenset[int]:
         """Rows that the system does not have, or that need a device that is not there."""
@@ -116,8 +116,8 @@ class ScenarioDevice:
         requests, placed, trace = self.requests, self._placed, self.requests.trace
         count, rng = len(requests), np.random.default_rng(trace.seed)
         phase_R = np.searchsorted(self.scenario.starts_s, trace.arrivals_s_R, side="right") - 1
-        classes_P = requests.table.load_class_V[placed.home][placed.row_P]
-        stated_PR = placed.others_P[:, None] + placed.at_home_P[:, None] * requests.factor_CR[classes_P]
+        classes_P = requests.table.load_class_V[placed.coordinator][placed.row_P]
+        stated_PR = placed.others_P[:, None] + placed.on_coordinator_P[:, None] * requests.factor_CR[classes_P]
         found_PR = stated_PR.copy()
         for place, name in enumerate(placed.peers):
             there_Q3 = np.array([_link_row(phase.peers.get(name)) for phase in self.scenario.phases])

@@ -37,7 +37,9 @@ class PartitionConfig(BaseModel):
     @model_validator(mode="after")
     def _names_devices(self) -> Self:
         if not self.partition.asked:
-            raise ValueError(f"partition.devices: got []; allowed: two to {MOST_DEVICES} different names, home first")
+            raise ValueError(
+                f"partition.devices: got []; allowed: two to {MOST_DEVICES} different names, the coordinator first"
+            )
         return self
 
 
@@ -87,7 +89,7 @@ def execute(arguments: Arguments, config: PartitionConfig) -> Answer:
         terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
     if settings.plans is not None:
         plans = write_plans(net, answer.config, tables, settings, settings.plans, options)
-        terminal.say(f"{len(plans.plans)} plans for {len(plans.home_ms)} segments: {settings.plans}")
+        terminal.say(f"{len(plans.plans)} plans for {len(plans.coordinator_ms)} segments: {settings.plans}")
     return answer.to_json()
 
 

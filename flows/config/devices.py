@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from adaptive_runtime.base.devices import COORDINATOR, EARLIER_COORDINATOR
 from adaptive_runtime.bundle.bundles import BundleFormat
 from profiling_agents.client.ssh import SshTarget
 from profiling_agents.messages import AgentError, Precision
@@ -223,13 +224,18 @@ def check_placed(devices: Mapping[str, DeviceProfile], export: ExportSettings, p
     if not export.offload:
         return
     if not partition.asked:
-        raise ValueError(f"{WHERE} without partition.devices; allowed: partition.devices=[HOME,DEVICE…]")
-    home, others = partition.devices[0], partition.devices[1:]
-    if "home" in others:
-        raise ValueError("partition.devices: a device besides the first is called 'home'; allowed: any other name")
-    if devices[home].bundle_format not in FIRST or home in sharing(export):
-        got = f"backend={devices[home].backend} with precision={devices[home].precision}"
-        raise ValueError(f"{WHERE}: {home} has {got}; allowed: a bundle of onnxruntime or ncnn on the CPU in fp32")
+        raise ValueError(f"{WHERE} without partition.devices; allowed: partition.devices=[COORDINATOR,DEVICE…]")
+    coordinator, others = partition.devices[0], partition.devices[1:]
+    for name in (COORDINATOR, EARLIER_COORDINATOR):
+        if name in others:
+            raise ValueError(
+                f"partition.devices: a device besides the first is called '{name}'; allowed: any other name"
+            )
+    if devices[coordinator].bundle_format not in FIRST or coordinator in sharing(export):
+        got = f"backend={devices[coordinator].backend} with precision={devices[coordinator].precision}"
+        raise ValueError(
+            f"{WHERE}: {coordinator} has {got}; allowed: a bundle of onnxruntime or ncnn on the CPU in fp32"
+        )
     for name in partition.devices:
         if devices[name].batch != 1:
             raise ValueError(

@@ -25,8 +25,7 @@ class OwnFiles(FileConfigSource):
         path = self._present(config_path)
         found = super().load_config(path)
         if isinstance(found.config, DictConfig):
-            content = OmegaConf.to_container(found.config, resolve=False)
-            assert isinstance(content, dict)
+            content: Any = OmegaConf.to_container(found.config, resolve=False)
             defaults = content.pop("defaults", None)
             earlier, group = (one.rpartition("/")[0] for one in (path, config_path))
             if found.header["package"] or not group:

@@ -56,7 +56,7 @@ class ServingParts:
     most_file_bytes: int
 
 
-class HomeConnection:
+class CoordinatorConnection:
     """A connection from its first byte to its last."""
 
     def __init__(
@@ -64,7 +64,7 @@ class HomeConnection:
     ) -> None:
         self._stream, self._frames, self._answers = (
             writer,
-            FrameReader(reader, messages.HOME_MESSAGES),
+            FrameReader(reader, messages.COORDINATOR_MESSAGES),
             FrameWriter(writer),
         )
         self._parts, self._subnets, self._places = parts, parts.subnets, places
@@ -128,7 +128,7 @@ class HomeConnection:
             )
         await self._answers.send(self._parts.welcome)
 
-    async def _take(self, head: FrameHead[messages.HomeMessage]) -> None:
+    async def _take(self, head: FrameHead[messages.CoordinatorMessage]) -> None:
         if self._of_device and not isinstance(head.message, messages.GivenValues):
             raise StreamRefusedError("another device gives values, and nothing else")
         match head.message:
@@ -162,15 +162,15 @@ class HomeConnection:
             self._entered = subnet.digest
         await self._answers.send(messages.LoadedSubNet(digest=subnet.digest, missing=missing))
 
-    async def _keep(self, head: FrameHead[messages.HomeMessage], digest: str) -> None:
+    async def _keep(self, head: FrameHead[messages.CoordinatorMessage], digest: str) -> None:
         if self._wanted is None or digest not in self._wanted.file_bytes:
-            raise StreamRefusedError("a file that no SubNet of this home has")
+            raise StreamRefusedError("a file that no SubNet of this coordinator has")
         stored = await self._subnets.models.receive(self._frames.chunks(head, self._wanted.file_bytes[digest]))
         if stored.sha256 != digest:
             raise StreamRefusedError(f"file {digest[:16]}…: the bytes that came have digest {stored.sha256[:16]}…")
         await self._answers.send(messages.KeptFile(sha256=digest))
 
-    async def _run(self, head: FrameHead[messages.HomeMessage], request: messages.RunSegments) -> None:
+    async def _run(self, head: FrameHead[messages.CoordinatorMessage], request: messages.RunSegments) -> None:
         subnet = self._wanted
         if subnet is None or self._entered is None:
             raise StreamRefusedError("no SubNet is loaded; load one first")
@@ -343,7 +343,7 @@ async def _connected(
 ) -> None:
     """Serve one connection. Beyond the places, new ones with a token are refused, others make room for each other."""
     kept(writer)
-    connection = HomeConnection(reader, writer, parts, places)
+    connection = CoordinatorConnection(reader, writer, parts, places)
     places.enter(connection)
     try:
         await connection.serve()

@@ -30,7 +30,7 @@ class SegmentsRun(NamedTuple):
 class _Served:
     subnet: messages.ServedSubNet
     child: Child
-    homes: int = 0
+    coordinators: int = 0
 
 
 class ServedSubNets:
@@ -66,13 +66,13 @@ class ServedSubNets:
                     return missing
                 await self._make_room()
                 found = self._served[digest] = await self._loaded(subnet)
-            found.homes += 1
+            found.coordinators += 1
             return ()
 
     def leave(self, digest: str) -> None:
         """Record that a coordinator has gone."""
         if digest in self._served:
-            self._served[digest].homes -= 1
+            self._served[digest].coordinators -= 1
 
     async def run(
         self, digest: str, request: messages.RunSegments, content: bytearray, wanted: Callable[[], bool]
@@ -119,7 +119,7 @@ class ServedSubNets:
         return reply, answer
 
     async def _make_room(self) -> None:
-        free = [digest for digest, one in self._served.items() if one.homes <= 0]
+        free = [digest for digest, one in self._served.items() if one.coordinators <= 0]
         while len(self._served) >= self._most:
             if not free:
                 line = f"this device serves {self._most} SubNets already, which is all it may (--max-subnets)"

@@ -9,7 +9,7 @@ The cost of a plan is the compute time of the steps plus the transfers: latency 
 from solvers.partition.envelope import PlanEnvelope, PlanPoint, envelope_of
 from solvers.partition.minimum_cut import (
     PipelinePlan,
-    all_at_home,
+    all_on_coordinator,
     all_remote,
     dads,
     fastest_pipeline,

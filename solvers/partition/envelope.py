@@ -67,7 +67,7 @@ def envelope_of(
     not change; 1 everywhere by default. loaded: the device whose slow-down changes; None: the coordinator.
     """
     changing = np.asarray(1.0 - np.eye(planner.problem.devices) if links is None else links, float)
-    device = planner.problem.home if loaded is None else loaded
+    device = planner.problem.coordinator if loaded is None else loaded
     u = (_ms_per_byte(high.bandwidth_mbps), _ms_per_byte(low.bandwidth_mbps))
     s = (low.slow_down, high.slow_down)
     plans, planes, seen = list[PartitionPlan](), list[Values](), set[tuple[float, ...]]()

@@ -71,7 +71,7 @@ class _Pipelines:
         for used in sets:
             for device in (one for one in devices if used >> one & 1):
                 own = self.best[used, device] = self._behind(used, device)
-                period_ms = max(float(own[self.steps]), self._home_ms(device))
+                period_ms = max(float(own[self.steps]), self._coordinator_ms(device))
                 if period_ms < found:
                     found, ends = period_ms, (used, device)
         if ends is None:
@@ -79,15 +79,15 @@ class _Pipelines:
         stages = self._stages(*ends)
         return PipelinePlan(stages=stages, period_ms=found, bottleneck=self._bottleneck(stages, found))
 
-    def _home_ms(self, device: int) -> float:
-        return float(self.sent_ms[device, self.problem.home, self.steps]) if self.problem.returns else 0.0
+    def _coordinator_ms(self, device: int) -> float:
+        return float(self.sent_ms[device, self.problem.coordinator, self.steps]) if self.problem.returns else 0.0
 
     def _before(self, used: int, device: int) -> Values:
         """Least period (steps + 1,) of the stages before one on `device`, with the transfer to it, by the steps before it."""
-        rest, home = used & ~(1 << device), self.problem.home
+        rest, coordinator = used & ~(1 << device), self.problem.coordinator
         if not rest:
             found = np.full(self.steps + 1, np.inf)
-            found[0] = self.sent_ms[home, device, 0]
+            found[0] = self.sent_ms[coordinator, device, 0]
             return found
         earlier = [one for one in range(self.problem.devices) if rest >> one & 1]
         return np.min([np.maximum(self.best[rest, one], self.sent_ms[one, device]) for one in earlier], axis=0)
@@ -113,14 +113,14 @@ class _Pipelines:
 
     def _bottleneck(self, stages: tuple[StepSegment, ...], period_ms: float) -> str:
         ends = [stage.steps[-1] + 1 for stage in stages]
-        places = [self.problem.home, *(stage.device for stage in stages)]
+        places = [self.problem.coordinator, *(stage.device for stage in stages)]
         times_ms = {
             f"device {stage.device}": self.stage_ms[stage.device][stage.steps[0], end]
             for stage, end in zip(stages, ends, strict=True)
         }
         for (a, b), cut in zip(pairwise(places), [0, *ends[:-1]], strict=True):
             times_ms[f"link {a} to {b}"] = self.sent_ms[a, b, cut]
-        times_ms[f"link {places[-1]} to {self.problem.home}"] = self._home_ms(places[-1])
+        times_ms[f"link {places[-1]} to {self.problem.coordinator}"] = self._coordinator_ms(places[-1])
         return max(times_ms, key=lambda name: float(times_ms[name]))
 
     def _stage_ms(self, device: int, conditions: PartitionConditions) -> Values:
@@ -166,12 +166,12 @@ def minimum_cut(
     times.
     """
     arcs = _arcs(problem, conditions, remote, one_way=one_way)
-    at_home = _source_side(problem.dataflow.steps + 2 + 2 * len(problem.dataflow.values), arcs)
-    placement = [problem.home if at_home[2 + step] else remote for step in range(problem.dataflow.steps)]
-    return plan_of(problem, conditions, together(problem.dataflow, placement, problem.home))
+    on_coordinator = _source_side(problem.dataflow.steps + 2 + 2 * len(problem.dataflow.values), arcs)
+    placement = [problem.coordinator if on_coordinator[2 + step] else remote for step in range(problem.dataflow.steps)]
+    return plan_of(problem, conditions, together(problem.dataflow, placement, problem.coordinator))
 
 
-def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[StepSegment, ...]:
+def together(dataflow: Dataflow, placement: Sequence[int], coordinator: int) -> tuple[StepSegment, ...]:
     """The segments of a placement with few changes of device: each device runs all ready steps before it hands over."""
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(dataflow.steps), ()))
     for value in dataflow.values:
@@ -179,7 +179,7 @@ def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[S
             if value.writer != INPUT and reader < dataflow.steps:
                 sorter.add(reader, value.writer)
     sorter.prepare()
-    ready, found, now = set(sorter.get_ready()), list[StepSegment](), home
+    ready, found, now = set(sorter.get_ready()), list[StepSegment](), coordinator
     while ready:
         own: list[int] = []
         while mine := sorted(step for step in ready if placement[step] == now):
@@ -196,16 +196,16 @@ def together(dataflow: Dataflow, placement: Sequence[int], home: int) -> tuple[S
 
 def _arcs(problem: PartitionProblem, conditions: PartitionConditions, remote: int, *, one_way: bool) -> Iterable[Arc]:
     """Nodes: 0 the source, 1 the sink, then steps, then two of each value."""
-    home, dataflow, unit_ms = problem.home, problem.dataflow, conditions.ms_per_byte
+    coordinator, dataflow, unit_ms = problem.coordinator, problem.dataflow, conditions.ms_per_byte
     times_ms = np.where(problem.allowed, problem.compute_ms * conditions.slow_down, np.inf)
     for step in range(dataflow.steps):
-        yield 2 + step, 1, times_ms[step, home]
+        yield 2 + step, 1, times_ms[step, coordinator]
         yield 0, 2 + step, times_ms[step, remote]
     for at, value in enumerate(dataflow.values):
         there, back = (2 + dataflow.steps + 2 * at + direction for direction in (0, 1))
         writer = 0 if value.writer == INPUT else 2 + value.writer
         inner = [2 + reader for reader in value.readers if reader < dataflow.steps]
-        yield writer, there, _sent(value.bytes, unit_ms[home, remote])
+        yield writer, there, _sent(value.bytes, unit_ms[coordinator, remote])
         for reader in inner:
             yield there, reader, np.inf
             if one_way:
@@ -214,7 +214,7 @@ def _arcs(problem: PartitionProblem, conditions: PartitionConditions, remote: in
         if problem.returns and dataflow.steps in value.readers:
             reads_back = [*reads_back, 0]
         if reads_back and writer:
-            yield back, writer, _sent(value.bytes, unit_ms[remote, home])
+            yield back, writer, _sent(value.bytes, unit_ms[remote, coordinator])
             for reader in reads_back:
                 yield reader, back, np.inf
 
@@ -244,9 +244,9 @@ def _source_side(nodes: int, arcs: Iterable[Arc]) -> NDArray[np.bool_]:
     return found
 
 
-def all_at_home(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
+def all_on_coordinator(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
     """The plan in which the coordinator runs all steps, so that nothing is sent."""
-    return _cut(problem, conditions, problem.home, problem.dataflow.steps)
+    return _cut(problem, conditions, problem.coordinator, problem.dataflow.steps)
 
 
 def all_remote(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
@@ -258,13 +258,13 @@ def all_remote(problem: PartitionProblem, conditions: PartitionConditions) -> Pa
 def neurosurgeon(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
     """The best single cut: steps before it on the coordinator, the others on one device. Source: Kang et al. (ASPLOS 2017)."""
     found = (_cut(problem, conditions, remote, cut) for remote in _remotes(problem) for cut in _cuts(problem))
-    return _fastest((all_at_home(problem, conditions), *found), conditions)
+    return _fastest((all_on_coordinator(problem, conditions), *found), conditions)
 
 
 def dads(problem: PartitionProblem, conditions: PartitionConditions) -> PartitionPlan:
     """The minimum one-way cut with the best other device. Source: Hu et al. (INFOCOM 2019)."""
     found = (minimum_cut(problem, conditions, remote, one_way=True) for remote in _remotes(problem))
-    return _fastest((all_at_home(problem, conditions), *found), conditions)
+    return _fastest((all_on_coordinator(problem, conditions), *found), conditions)
 
 
 def neighbour_search(
@@ -292,7 +292,7 @@ def neighbour_search(
 
 def _cut(problem: PartitionProblem, conditions: PartitionConditions, remote: int, cut: int) -> PartitionPlan:
     steps = problem.dataflow.steps
-    return plan_of(problem, conditions, segments_of([problem.home] * cut + [remote] * (steps - cut)))
+    return plan_of(problem, conditions, segments_of([problem.coordinator] * cut + [remote] * (steps - cut)))
 
 
 def _cuts(problem: PartitionProblem) -> Iterator[int]:
@@ -303,7 +303,7 @@ def _cuts(problem: PartitionProblem) -> Iterator[int]:
 
 
 def _remotes(problem: PartitionProblem) -> list[int]:
-    return [device for device in range(problem.devices) if device != problem.home]
+    return [device for device in range(problem.devices) if device != problem.coordinator]
 
 
 def _fastest(plans: Iterable[PartitionPlan], conditions: PartitionConditions) -> PartitionPlan:

@@ -67,8 +67,10 @@ class _Finder:
         self.last = [value.readers[-1] for value in self.dataflow.values]
 
     def find(self) -> PlanStates:
-        dataflow, home = self.dataflow, self.problem.home
-        states: dict[PlanState, int] = {(home, tuple((at, 1 << home) for at in dataflow.writes[INPUT])): 0}
+        dataflow, coordinator = self.dataflow, self.problem.coordinator
+        states: dict[PlanState, int] = {
+            (coordinator, tuple((at, 1 << coordinator) for at in dataflow.writes[INPUT])): 0
+        }
         rows: list[tuple[int, int, int, int, int]] = []
         sends: list[tuple[int, ...]] = []
         count = 1
@@ -94,7 +96,7 @@ class _Finder:
     def _devices(self, before: int, step: int) -> Iterator[int]:
         """The devices that may run a step. The network's output is read on the coordinator, or wherever it is."""
         if step == self.dataflow.steps:
-            yield self.problem.home if self.problem.returns else before
+            yield self.problem.coordinator if self.problem.returns else before
             return
         changes = self.dataflow.crossing[step] <= self.widest
         for device in range(self.problem.devices):
@@ -110,7 +112,7 @@ class _Finder:
                     sent.append((at << self.problem.devices | holders[at]) * self.problem.devices + device)
                     holders[at] |= 1 << device
         if step == self.dataflow.steps:
-            return (self.problem.home, ()), tuple(sent)
+            return (self.problem.coordinator, ()), tuple(sent)
         holders.update((at, 1 << device) for at in self.dataflow.writes[step])
         return (device, tuple((at, mask) for at, mask in sorted(holders.items()) if self.last[at] > step)), tuple(sent)
 
@@ -155,11 +157,11 @@ class PartitionPlanner:
         plan = plan_of(self.problem, conditions, segments_of(self._shortest(times_ms)))
         if not plan.keeps(self.problem.limits):
             plan = self._within_limits(conditions, times_ms)
-        home = self._home
-        if not plan.sends or home is None:
+        coordinator = self._coordinator
+        if not plan.sends or coordinator is None:
             return plan
         latency_ms = plan.latency_ms(conditions)
-        return home if home.latency_ms(conditions) <= latency_ms + TIE * abs(latency_ms) else plan
+        return coordinator if coordinator.latency_ms(conditions) <= latency_ms + TIE * abs(latency_ms) else plan
 
     def _transition_ms(self, conditions: PartitionConditions) -> Values:
         """Time of each transition (T,)."""
@@ -233,11 +235,11 @@ class PartitionPlanner:
         return found
 
     @cached_property
-    def _home(self) -> PartitionPlan | None:
+    def _coordinator(self) -> PartitionPlan | None:
         """The plan that sends nothing, which is the same under all conditions; None if it is not allowed."""
         problem = self.problem
-        if not problem.allowed[:, problem.home].all():
+        if not problem.allowed[:, problem.coordinator].all():
             return None
         everywhere = PartitionConditions.of(problem.devices, np.inf, 0.0)
-        plan = plan_of(problem, everywhere, segments_of([problem.home] * problem.dataflow.steps))
+        plan = plan_of(problem, everywhere, segments_of([problem.coordinator] * problem.dataflow.steps))
         return plan if plan.keeps(problem.limits) else None

@@ -155,20 +155,20 @@ class PartitionLimit:
 class PartitionProblem:
     """Steps and devices. compute_ms: (n, D) time of each step on each device; inf: the step cannot run there.
 
-    home: the coordinator, which has the network's input. returns: the output must return to the coordinator. private: number of
+    coordinator: it has the network's input. returns: the output must return to the coordinator. private: number of
     first steps that stay on the coordinator; if it is not 0, so do all steps that read the network's input.
     """
 
     dataflow: Dataflow
     compute_ms: NDArray[np.float64]
-    home: int = 0
+    coordinator: int = 0
     returns: bool = True
     private: int = 0
     limits: tuple[PartitionLimit, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.compute_ms.shape == (self.dataflow.steps, self.devices), self.compute_ms.shape
-        assert 0 <= self.home < self.devices, self.home
+        assert 0 <= self.coordinator < self.devices, self.coordinator
         assert not np.isnan(self.compute_ms).any()
 
     @property
@@ -185,7 +185,7 @@ class PartitionProblem:
             kept += [reader for value in self.dataflow.values if value.writer == INPUT for reader in value.readers]
         for step in kept:
             if step < self.dataflow.steps:
-                found[step, np.arange(self.devices) != self.home] = False
+                found[step, np.arange(self.devices) != self.coordinator] = False
         return found
 
 
@@ -259,8 +259,8 @@ def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: I
     ms_per_byte = conditions.ms_per_byte
     compute_ms, sent = np.zeros(devices), np.zeros((devices, devices))
     messages = np.zeros((devices, devices), np.int64)
-    holders = {at: {problem.home} for at in dataflow.writes[INPUT]}
-    now = problem.home
+    holders = {at: {problem.coordinator} for at in dataflow.writes[INPUT]}
+    now = problem.coordinator
 
     def take(step: int, device: int) -> None:
         for at in dataflow.reads[step]:
@@ -277,8 +277,8 @@ def plan_of(problem: PartitionProblem, conditions: PartitionConditions, found: I
             compute_ms[now] += problem.compute_ms[step, now]
             holders.update((at, {now}) for at in dataflow.writes[step])
     if problem.returns:
-        messages[now, problem.home] += now != problem.home
-        take(dataflow.steps, problem.home)
+        messages[now, problem.coordinator] += now != problem.coordinator
+        take(dataflow.steps, problem.coordinator)
     used = tuple(
         float(
             sum(limit.per_step[list(segment.steps), segment.device].sum() for segment in found)

@@ -46,7 +46,7 @@ EARLIER_NAMES = (
         "search.placement",
         "0.18",
         advice="a bundle with SubNets over devices is made by export.bundle=true export.offload=true "
-        "partition.devices=[HOME,DEVICE]",
+        "partition.devices=[COORDINATOR,DEVICE]",
     ),
     EarlierName(
         "option", "search.partition", "0.18", advice="links and limits of SubNets over devices are options of partition"
@@ -107,25 +107,25 @@ def earlier_groups(group: str) -> tuple[str, ...]:
 
 def config_now(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a file with the names of this version; those of a group that has a new name join the new one's."""
-    config = deepcopy(dict(config))
+    whole = deepcopy(dict(config))
     for one in EARLIER_NAMES:
         *above, key = one.name.split(".")
-        options = config
+        options = whole
         for name in above:
             options = options[name] if isinstance(options.get(name), dict) else {}
         if one.kind != "option" or not one.now or key not in options:
             continue
         value = options.pop(key)
         if above and not options:
-            del config[above[0]]
+            del whole[above[0]]
         *above, key = name_now("option", "option", one.name).split(".")
-        options = config
+        options = whole
         for name in above:
             options[name] = options[name] if isinstance(options.get(name), dict) else {}
             options = options[name]
         present = options.get(key)
         options[key] = present | value if isinstance(present, dict) and isinstance(value, dict) else value
-    return config
+    return whole
 
 
 def default_now(entry: Any) -> Any:

@@ -21,9 +21,9 @@ from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.bundle.bundles import BundledPlacement
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest
 from adaptive_runtime.offload.links import MeasuredLink
-from adaptive_runtime.offload.split import HOME, PLANS_FILE, PlacedSegments, PlannedPlacement, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PLANS_FILE, PlacedSegments, PlannedPlacement, SplitSubNet
 from adaptive_runtime.offload.split.plans import coded_share
-from adaptive_runtime.offload.split.segments import HomeSegments
+from adaptive_runtime.offload.split.segments import CoordinatorSegments
 from profiling_agents.messages import ActivationCoding
 from profiling_agents.streams import decoded, encoded
 from tailor_ir import Choice, Statistics, SuperNet
@@ -43,13 +43,13 @@ S_PER_MS = 1e-3
 class PlacedCosts:
     """Costs of the fastest plan that sends, over links of `bandwidth_mbps`, without load, with values in the settings' coding.
 
-    latency_ms: of a request. home_share: share of the whole SubNet's compute time that remains on the coordinator. sent_mj:
-    energy of the coordinator for sending and waiting [mJ]; None: unknown.
+    latency_ms: of a request. coordinator_share: share of the whole SubNet's compute time that remains on the coordinator.
+    sent_mj: energy of the coordinator for sending and waiting [mJ]; None: unknown.
     """
 
     bandwidth_mbps: float
     latency_ms: float
-    home_share: float
+    coordinator_share: float
     sent_mj: float | None
 
     @classmethod
@@ -61,7 +61,7 @@ class PlacedCosts:
         if not sending:
             return None
         latency_ms, at = min(sending)
-        plan, home_ms, radio = plans[at], plans[0].home_ms, settings.radio
+        plan, coordinator_ms, radio = plans[at], plans[0].coordinator_ms, settings.radio
         sent_mj: float | None = None
         if radio is not None:  # mW · s
             sent_mj, mbit_per_byte = 0.0, coded_share(coding) * MBIT_PER_BYTE
@@ -69,19 +69,19 @@ class PlacedCosts:
                 mbps = links[name].up_mbps
                 assert mbps, "a plan sends over links with a bandwidth"
                 sent_mj += mbit_per_byte * use.up_bytes * (radio.mw_per_mbps + radio.sending_mw / mbps)
-            sent_mj += radio.waiting_mw * S_PER_MS * (latency_ms - plan.home_ms)
+            sent_mj += radio.waiting_mw * S_PER_MS * (latency_ms - plan.coordinator_ms)
         return cls(
             bandwidth_mbps=middle_mbps,
             latency_ms=latency_ms,
-            home_share=plan.home_ms / home_ms if home_ms else 0.0,
+            coordinator_share=plan.coordinator_ms / coordinator_ms if coordinator_ms else 0.0,
             sent_mj=sent_mj,
         )
 
 
 def links_of(settings: PartitionSettings, bandwidth_mbps: float) -> dict[str, MeasuredLink]:
     """The links between the coordinator and the other devices as measured links; links without a name have this bandwidth."""
-    home, *others = settings.devices
-    known = {name: settings.link(home, name, bandwidth_mbps) for name in others}
+    coordinator, *others = settings.devices
+    known = {name: settings.link(coordinator, name, bandwidth_mbps) for name in others}
     return {
         name: MeasuredLink(up_mbps=one.bandwidth_mbps, down_mbps=one.bandwidth_mbps, round_trip_ms=2 * one.latency_ms)
         for name, one in known.items()
@@ -122,7 +122,7 @@ class OtherDevices:
             return None
         energy_mj = whole.energy_mj
         if energy_mj is not None and costs.sent_mj is not None:
-            energy_mj = energy_mj * costs.home_share + costs.sent_mj
+            energy_mj = energy_mj * costs.coordinator_share + costs.sent_mj
         changed = {
             "over": self.settings.devices[1:],
             "latency_ms": costs.latency_ms,
@@ -142,9 +142,9 @@ class OtherDevices:
         for bandwidth_mbps, slow_down in product(bandwidths_mbps, self.settings.plans_slow_down):
             links = links_of(self.settings, bandwidth_mbps)
             over_ms = [min(plan.latency_ms(links, slow_down, coding) for plan in one.plans) for one in placed]
-            home = [row.columns(slow_down * row.latency_ms) for row in rows]
+            coordinator = [row.columns(slow_down * row.latency_ms) for row in rows]
             over = [one.row.columns(latency_ms) for one, latency_ms in zip(placed, over_ms, strict=True)]
-            columns_RD = np.array(home + over)
+            columns_RD = np.array(coordinator + over)
             for at, own_D in enumerate(columns_RD[len(rows) :]):
                 no_worse_R, better_R = against(columns_RD, own_D)
                 better_R[: len(rows) + at] |= no_worse_R[: len(rows) + at]  # among equal rows, the first is preferred
@@ -215,9 +215,9 @@ class CodedSubNet:
     """A SubNet in segments, whose values are coded wherever some plan sends them: no single plan loses more than this."""
 
     def __init__(self, split: SplitSubNet, plans: Sequence[PlacedSegments], coding: ActivationCoding) -> None:
-        self._subnet, self._home, self._coding = split.subnet, HomeSegments(split), coding
+        self._subnet, self._coordinator, self._coding = split.subnet, CoordinatorSegments(split), coding
         self._end = len(split.subnet.segments)
-        changes = (pairwise((HOME, *plan.devices, HOME)) for plan in plans)
+        changes = (pairwise((COORDINATOR, *plan.devices, COORDINATOR)) for plan in plans)
         self._crossings = {at for pairs in changes for at, (giver, taker) in enumerate(pairs) if giver != taker}
         """The segments before which some plan changes devices; the number behind the last one if the answer is sent."""
 
@@ -226,7 +226,7 @@ class CodedSubNet:
         values, first = {self._subnet.input: x_NCHW}, 0
         for cut in sorted(self._crossings | {self._end}):
             if cut > first:
-                values |= self._home.run(values, first, cut - 1).values
+                values |= self._coordinator.run(values, first, cut - 1).values
                 first = cut
             if cut in self._crossings:
                 names = (self._subnet.answer,) if cut == self._end else self._subnet.entering(cut, self._end - 1)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import (
@@ -195,10 +195,10 @@ class BundledPlacement(Message):
 
     segments: name of a `ChainManifest` whose `files` have weights of their own; plans: of `PlacementPlans`. devices: besides
     the coordinator. latency_ms: predicted latency of the fastest plan over links of `bandwidth_mbps`; latency_error: its
-    standard deviation, relative. home_share: computing time of the coordinator in the plan, as a share of its time for the
-    whole SubNet. sent_mj: modelled energy of the coordinator for sending and waiting; None: unknown. coding: coding, besides
-    fp32, in which values may cross; accuracy: measured on the first split, with all values coded that some plan sends; None:
-    the SubNet's own accuracy, since values cross in fp32.
+    standard deviation, relative. coordinator_share: computing time of the coordinator in the plan, as a share of its time
+    for the whole SubNet. sent_mj: modelled energy of the coordinator for sending and waiting; None: unknown. coding:
+    coding, besides fp32, in which values may cross; accuracy: measured on the first split, with all values coded that some
+    plan sends; None: the SubNet's own accuracy, since values cross in fp32.
     """
 
     segments: FileName
@@ -208,7 +208,7 @@ class BundledPlacement(Message):
     bandwidth_mbps: float = Field(gt=0)
     latency_ms: float = Field(gt=0)
     latency_error: float = Field(0.0, ge=0)
-    home_share: float = Field(ge=0)
+    coordinator_share: float = Field(ge=0, validation_alias=AliasChoices("coordinator_share", "home_share"))
     sent_mj: float | None = Field(None, ge=0)
     coding: ActivationCoding = "fp32"
     accuracy: float | None = Field(None, ge=0, le=1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage, read_bytes
@@ -271,7 +271,7 @@ class SubnetPart(Message):
 class PartsManifest(FileMessage):
     """A SubNet in parts, in the folder of this file. digest: of the SubNet. files: sha256 by name.
 
-    home: the coordinator, which has input and output. parts: in running order. difference: of the parts' answer from the whole
+    coordinator: it has input and output. parts: in running order. difference: of the parts' answer from the whole
     SubNet's, relative to the largest value.
     """
 
@@ -283,7 +283,7 @@ class PartsManifest(FileMessage):
     version: int = VERSION
     digest: str
     files: dict[FileName, Digest]
-    home: str
+    coordinator: str = Field(validation_alias=AliasChoices("coordinator", "home"))
     input: PartTensor
     outputs: Annotated[tuple[PartTensor, ...], Field(min_length=1)]
     parts: Annotated[tuple[SubnetPart, ...], Field(min_length=1)]

@@ -91,7 +91,7 @@ class RunWay(NamedTuple):
     within_ms: float = 0.0
 
 
-BY_HOME = RunWay()
+BY_COORDINATOR = RunWay()
 
 
 class PeerAnswer(NamedTuple):
@@ -125,7 +125,7 @@ class _Asked:
     coding: ActivationCoding = "fp32"
     back_bytes: int = 0
     counts: bool = True
-    way: RunWay = BY_HOME
+    way: RunWay = BY_COORDINATOR
     start_s: float = field(default_factory=time.perf_counter)
     answer: "asyncio.Future[PeerAnswer]" = field(default_factory=_future)
 
@@ -199,7 +199,7 @@ class PeerConnection:
         last: int,
         tensors: Sequence[tuple[SentActivation, bytes]],
         coding: ActivationCoding,
-        way: RunWay = BY_HOME,
+        way: RunWay = BY_COORDINATOR,
     ) -> PeerAnswer:
         """Run segments first … last on coded tensors, in the order of `ServedSubNet.entering`. PeerLostError.
 
@@ -208,7 +208,7 @@ class PeerConnection:
         assert self._subnet is not None, "loaded"
         content = [part for _, part in tensors]
         names = self._subnet.leaving(first, last)
-        alone, number = not self._asked and way is BY_HOME, next(self._numbers)
+        alone, number = not self._asked and way is BY_COORDINATOR, next(self._numbers)
         up_bytes = sum(map(len, content))
         asked = _Asked(kind=RanSegments, up_bytes=up_bytes, alone=alone, names=names, coding=coding, way=way)
         message = RunSegments(
@@ -303,7 +303,7 @@ class PeerConnection:
         if asked is None or not (
             isinstance(answer, asked.kind) or (isinstance(answer, MissedValues) and asked.way.ticket)
         ):
-            raise StreamError(f"frame: an answer to request {answer.request}, for which home does not wait")
+            raise StreamError(f"frame: an answer to request {answer.request}, for which the coordinator does not wait")
         if isinstance(answer, MissedValues):
             await self._frames.payload(head, 0)
             del self._asked[answer.request]

@@ -12,7 +12,7 @@ from typing import Literal
 from adaptive_runtime.base.devices import DeviceAddress
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links.connection import (
-    BY_HOME,
+    BY_COORDINATOR,
     PeerAnswer,
     PeerConnection,
     PeerLostError,
@@ -102,7 +102,7 @@ class Peer:
         last: int,
         tensors: Sequence[tuple[SentActivation, bytes]],
         coding: ActivationCoding,
-        way: RunWay = BY_HOME,
+        way: RunWay = BY_COORDINATOR,
     ) -> PeerAnswer:
         """Run segments first … last on coded tensors. PeerLostError: it is out, or went out meanwhile."""
         return await self._open().run(first, last, tensors, coding, way)
@@ -155,7 +155,7 @@ class Peer:
                     await self._rest(pause_s * random.uniform(0.5, 1.0))
         finally:
             if self._connection is not None:
-                self._connection.end("home has ended")
+                self._connection.end("the coordinator has ended")
 
     async def _rest(self, pause_s: float) -> None:
         """Wait for a pause, or until another connection to the device is ready."""

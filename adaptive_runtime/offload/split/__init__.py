@@ -3,7 +3,7 @@
 [Several devices](docs/links.md) explains it with examples.
 """
 
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.offload.split.network import SplitNetwork
 from adaptive_runtime.offload.split.plans import (
     PLANS_FILE,

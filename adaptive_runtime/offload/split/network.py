@@ -11,13 +11,13 @@ import numpy as np
 
 from adaptive_runtime.base.arrays import Array
 from adaptive_runtime.base.closing import Closing
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR, EARLIER_COORDINATOR
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, SharedLink
 from adaptive_runtime.offload.split.plans import PlacedSegments, PlacementChoice, PreferredPlacements
 from adaptive_runtime.offload.split.requests import Flight, SplitAnswer, SplitCounts, SplitEvent, SplitOptions
 from adaptive_runtime.offload.split.runner import SplitRunner
-from adaptive_runtime.offload.split.segments import HomeSegments, SplitSubNet
+from adaptive_runtime.offload.split.segments import CoordinatorSegments, SplitSubNet
 
 CLOSE_LIMIT_S = 10.0
 
@@ -25,9 +25,9 @@ CLOSE_LIMIT_S = 10.0
 class SplitNetwork(Closing):
     """An open SubNet. devices: by the names in the plans. plans: a fixed preference, or an object that chooses the plan.
 
-    home: runs segments in this process; None: the runtime of the SubNet's files. links: shared with other SubNets over the same
-    devices; None: no other SubNets exist. Every request is answered once: by its plan, or by the coordinator. Close it, or use
-    it as a context.
+    coordinator: runs segments in this process; None: the runtime of the SubNet's files. links: shared with other SubNets
+    over the same devices; None: no other SubNets exist. Every request is answered once: by its plan, or by the coordinator.
+    Close it, or use it as a context.
     """
 
     def __init__(
@@ -36,15 +36,16 @@ class SplitNetwork(Closing):
         devices: Mapping[str, DeviceAddress],
         plans: Sequence[PlacedSegments] | PlacementChoice,
         options: SplitOptions | None = None,
-        home: HomeSegments | None = None,
+        coordinator: CoordinatorSegments | None = None,
         links: Mapping[str, SharedLink] | None = None,
     ) -> None:
-        if HOME in devices:
-            raise AdaptiveError("devices", f"one is called '{HOME}'", allowed="any other name")
+        for name in (COORDINATOR, EARLIER_COORDINATOR):
+            if name in devices:
+                raise AdaptiveError("devices", f"one is called '{name}'", allowed="any other name")
         choice = PreferredPlacements(plans) if isinstance(plans, Sequence) else plans
         self._shape = split.subnet.shapes[split.subnet.input]
         self._input = split.subnet.input
-        here = HomeSegments(split) if home is None else home
+        here = CoordinatorSegments(split) if coordinator is None else coordinator
         self._runner = SplitRunner(split, here, devices, choice, options or SplitOptions(), links)
         self._loop = asyncio.new_event_loop()
         self._closed = False

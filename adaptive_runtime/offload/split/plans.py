@@ -11,9 +11,9 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from adaptive_runtime.base.devices import HOME, DeviceName
+from adaptive_runtime.base.devices import COORDINATOR, EARLIER_COORDINATOR, DeviceName
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage
 from adaptive_runtime.bundle.chains.manifest import AGAIN
@@ -40,10 +40,19 @@ class DeviceSegments(NamedTuple):
         return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
 
 
+EARLIER_MS = AliasChoices("coordinator_ms", "home_ms")
+"""Files of 0.17 and earlier versions have the second key."""
+
+
 class PlacedSegments(Message):
-    """A plan: the name of the device of each segment, in order. `HOME` is the device that has the request."""
+    """A plan: the name of the device of each segment, in order. `COORDINATOR` is the device that has the request."""
 
     devices: Annotated[tuple[DeviceName, ...], Field(min_length=1)]
+
+    @field_validator("devices")
+    @classmethod
+    def _with_names_of_this_version(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(COORDINATOR if one == EARLIER_COORDINATOR else one for one in devices)
 
     @property
     def segments(self) -> tuple[DeviceSegments, ...]:
@@ -56,23 +65,23 @@ class PlacedSegments(Message):
         return tuple(found)
 
     def __str__(self) -> str:
-        """`home 0-1, server 2-7`."""
+        """`coordinator 0-1, server 2-7`."""
         return self.line.replace("–", "-")
 
     @property
     def peers(self) -> frozenset[str]:
         """The other devices that the plan needs."""
-        return frozenset(self.devices) - {HOME}
+        return frozenset(self.devices) - {COORDINATOR}
 
     @property
     def line(self) -> str:
-        """For people: `home 0–1, server 2–5`."""
+        """For people: `coordinator 0–1, server 2–5`."""
         return ", ".join(f"{segment.device} {segment.text}" for segment in self.segments)
 
 
-def all_at_home(segments: int) -> PlacedSegments:
+def all_on_coordinator(segments: int) -> PlacedSegments:
     """The plan that offloads nothing."""
-    return PlacedSegments(devices=(HOME,) * segments)
+    return PlacedSegments(devices=(COORDINATOR,) * segments)
 
 
 class PlacementChoice(Protocol):
@@ -88,7 +97,7 @@ class PlacementChoice(Protocol):
         """
         ...
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
+    def ran_on_coordinator(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """Report the durations of segments from `first` on on the coordinator, after each run there.
 
         handed_ms: time of the run beyond its segments: arrival of the request, and hand-over to the coordinator's thread and
@@ -119,7 +128,7 @@ class PreferredPlacements(PlacementChoice):
             raise AdaptiveError("plans", "none", allowed="one or more")
         if len({len(plan.devices) for plan in plans}) > 1:
             raise AdaptiveError("plans", "are for different numbers of segments", allowed="plans of one SubNet")
-        self._plans = (*plans, all_at_home(len(plans[0].devices)))
+        self._plans = (*plans, all_on_coordinator(len(plans[0].devices)))
 
     def choose(self, links: Mapping[str, MeasuredLink]) -> PlacedSegments:
         """The first plan that can be followed."""
@@ -171,12 +180,12 @@ class StraightWay(Message):
 class PlannedPlacement(PlacedSegments):
     """A plan with its plane.
 
-    home_ms: of the coordinator's segments, without slow-down. others_ms: of all other segments. links: by device, one for each
-    device of the plan except the coordinator; they count all values as sent through the coordinator. straight: by `way_name`,
-    the traffic that may go directly instead.
+    coordinator_ms: of the coordinator's segments, without slow-down. others_ms: of all other segments. links: by device,
+    one for each device of the plan except the coordinator; they count all values as sent through the coordinator. straight:
+    by `way_name`, the traffic that may go directly instead.
     """
 
-    home_ms: NotNegativeMs
+    coordinator_ms: NotNegativeMs = Field(validation_alias=EARLIER_MS)
     others_ms: NotNegativeMs
     links: dict[DeviceName, LinkUse] = Field(default_factory=dict)
     straight: dict[str, StraightUse] = Field(default_factory=dict)
@@ -188,7 +197,7 @@ class PlannedPlacement(PlacedSegments):
 
         All values go through the coordinator. coding: of values on links; the time for coding is not included.
         """
-        found_ms, share = self.others_ms + slow_down * self.home_ms, coded_share(coding)
+        found_ms, share = self.others_ms + slow_down * self.coordinator_ms, coded_share(coding)
         for name, use in self.links.items():
             link = links[name]
             sent_ms = link.transfer_ms(share * use.up_bytes, share * use.down_bytes)
@@ -199,7 +208,9 @@ class PlannedPlacement(PlacedSegments):
     def _sends_over_links(self) -> Self:
         if self.peers != self.links.keys():
             raise ValueError(f"a plan for {', '.join(self.devices)} has links to {', '.join(self.links) or 'none'}")
-        ways = {way_name(a.device, b.device) for a, b in pairwise(self.segments) if HOME not in (a.device, b.device)}
+        ways = {
+            way_name(a.device, b.device) for a, b in pairwise(self.segments) if COORDINATOR not in (a.device, b.device)
+        }
         if foreign := sorted(self.straight.keys() - ways):
             raise ValueError(f"a plan for {', '.join(self.devices)} sends straight over {foreign[0]}")
         return self
@@ -208,9 +219,9 @@ class PlannedPlacement(PlacedSegments):
 class PlacementPlans(FileMessage):
     """All plans of one SubNet. digest: of its segments, `ServedSubNet.digest`. peers: the devices besides the coordinator.
 
-    home_ms: predicted time of each segment on the coordinator without load. bandwidth_mbps, slow_down: the ranges (low, high)
-    for which the plans were made. plans: the first one sends nothing. For a set of devices, the plans that need no other device
-    are valid. ways: by `way_name`, known links between other devices.
+    coordinator_ms: predicted time of each segment on the coordinator without load. bandwidth_mbps, slow_down: the ranges
+    (low, high) for which the plans were made. plans: the first one sends nothing. For a set of devices, the plans that need
+    no other device are valid. ways: by `way_name`, known links between other devices.
     """
 
     WHERE: ClassVar[str] = PLANS_FILE
@@ -221,7 +232,7 @@ class PlacementPlans(FileMessage):
     version: int = VERSION
     digest: Digest
     peers: Annotated[tuple[DeviceName, ...], Field(min_length=1)]
-    home_ms: Annotated[tuple[NotNegativeMs, ...], Field(min_length=1)]
+    coordinator_ms: Annotated[tuple[NotNegativeMs, ...], Field(min_length=1, validation_alias=EARLIER_MS)]
     bandwidth_mbps: tuple[Positive, Positive]
     slow_down: tuple[Positive, Positive]
     plans: Annotated[tuple[PlannedPlacement, ...], Field(min_length=1)]
@@ -231,16 +242,16 @@ class PlacementPlans(FileMessage):
     def _fits_together(self) -> Self:
         if self.plans[0].peers:
             raise ValueError("the first plan sends something")
-        if not sum(self.home_ms):
-            raise ValueError("home's segments take no time")
+        if not sum(self.coordinator_ms):
+            raise ValueError("the coordinator's segments take no time")
         for field in ("bandwidth_mbps", "slow_down"):
             low, high = getattr(self, field)
             if low > high:
                 raise ValueError(f"{field} from {low:g} to {high:g}")
-        known = {HOME, *self.peers}
+        known = {COORDINATOR, *self.peers}
         for number, plan in enumerate(self.plans):
-            if len(plan.devices) != len(self.home_ms):
-                raise ValueError(f"plan {number} is for {len(plan.devices)} segments, not {len(self.home_ms)}")
+            if len(plan.devices) != len(self.coordinator_ms):
+                raise ValueError(f"plan {number} is for {len(plan.devices)} segments, not {len(self.coordinator_ms)}")
             if not known.issuperset(plan.devices):
                 raise ValueError(f"plan {number} names devices besides {', '.join(sorted(known))}")
         return self

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from adaptive_runtime.base.arrays import Values
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.offload.links import MeasuredLink
 from adaptive_runtime.offload.links.measures import WeightedMean
 from adaptive_runtime.offload.split.plans import (
@@ -93,20 +93,20 @@ class LatestRuns:
         return self._handed_ms / max(1, len(self._runs))
 
 
-class HomeCosts(LatestRuns):
+class CoordinatorCosts(LatestRuns):
     """Costs that plans do not include: the coordinator's slow-down, and the time beyond segments and links.
 
-    home_ms: planned time of each segment on the coordinator. clock: monotonic, in seconds.
+    coordinator_ms: planned time of each segment on the coordinator. clock: monotonic, in seconds.
     """
 
-    def __init__(self, home_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, coordinator_ms: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._home_ms, self._clock = home_ms, clock
+        self._coordinator_ms, self._clock = coordinator_ms, clock
         self._elsewhere = defaultdict[ActivationCoding, WeightedMean](WeightedMean)
 
-    def ran_at_home(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
+    def ran_on_coordinator(self, first: int, took_ms: Sequence[float], handed_ms: float = 0.0) -> None:
         """Learn from a run on the coordinator of segments from `first` on. Segments without planned time are ignored."""
-        planned_ms = sum(self._home_ms[first : first + len(took_ms)])
+        planned_ms = sum(self._coordinator_ms[first : first + len(took_ms)])
         if planned_ms > 0:
             self.add(self._clock(), sum(took_ms), planned_ms, handed_ms)
 
@@ -163,7 +163,7 @@ class _Candidates(NamedTuple):
     planes: Values
 
 
-class EnvelopePlacements(HomeCosts):
+class EnvelopePlacements(CoordinatorCosts):
     """A `PlacementChoice` that starts with the coordinator alone. clock: monotonic, in seconds.
 
     It belongs to one thread; others may ask for predictions (`latencies_ms`, `sending`). coding: allowed for tensors on links,
@@ -181,7 +181,7 @@ class EnvelopePlacements(HomeCosts):
         *,
         sends: bool = False,
     ) -> None:
-        super().__init__(plans.home_ms, clock)
+        super().__init__(plans.coordinator_ms, clock)
         self.plans, self.rules, self._sends = plans, rules or ReplanRules(), sends
         self.known_slow_down: float | None = None
         """Slow-down of the coordinator from another source; None: measured on segments on the coordinator."""
@@ -253,7 +253,7 @@ class EnvelopePlacements(HomeCosts):
         """The current plan."""
         found = self._among(links)
         latencies_ms = found.planes.dot(self._factors(links))
-        home_ms = float(latencies_ms[0])
+        coordinator_ms = float(latencies_ms[0])
         if self._sends and len(found.numbers) > 1:
             latencies_ms[0] = inf
         at = int(latencies_ms.argmin())  # the first of equal plans: nothing is sent without an advantage
@@ -262,13 +262,19 @@ class EnvelopePlacements(HomeCosts):
             row = found.rows.get(self._now)
             if row is None:
                 missing = ", ".join(sorted(self.plans.plans[self.number].peers - links.keys()))
-                self._away(best, best_ms, home_ms, None, f"{missing} is out")
+                self._away(best, best_ms, coordinator_ms, None, f"{missing} is out")
             elif self._sends and not self._now:
-                self._away(best, best_ms, home_ms, home_ms, "another device can take part")
+                self._away(best, best_ms, coordinator_ms, coordinator_ms, "another device can take part")
             else:
                 now_ms = float(latencies_ms[row])
-                if now_ms > home_ms and not self._sends:
-                    self._away(best, best_ms, home_ms, now_ms, f"{now_ms:.4g} ms, and home alone {home_ms:.4g} ms")
+                if now_ms > coordinator_ms and not self._sends:
+                    self._away(
+                        best,
+                        best_ms,
+                        coordinator_ms,
+                        now_ms,
+                        f"{now_ms:.4g} ms, and the coordinator alone {coordinator_ms:.4g} ms",
+                    )
                 else:
                     self._towards(best, best_ms, now_ms)
         else:
@@ -279,15 +285,15 @@ class EnvelopePlacements(HomeCosts):
         """The plane of a plan, followed by its number of runs on the coordinator, and elsewhere for each coding."""
         plan = self.plans.plans[one.position]
         share = coded_share(one.coding)
-        at_home = sum(segment.device == HOME for segment in plan.segments)
-        elsewhere = [(len(plan.segments) - at_home) * (coding == one.coding) for coding in self._codings]
-        return np.array([*plane_of(plan, self.plans.peers, self._ways, share), at_home, *elsewhere])
+        on_coordinator = sum(segment.device == COORDINATOR for segment in plan.segments)
+        elsewhere = [(len(plan.segments) - on_coordinator) * (coding == one.coding) for coding in self._codings]
+        return np.array([*plane_of(plan, self.plans.peers, self._ways, share), on_coordinator, *elsewhere])
 
-    def _away(self, best: int, best_ms: float, home_ms: float, now_ms: float | None, why: str) -> None:
+    def _away(self, best: int, best_ms: float, coordinator_ms: float, now_ms: float | None, why: str) -> None:
         """Change at once; to the coordinator alone if there were too many changes."""
         time_s = self._clock()
         if best and not self._may_send(time_s):
-            best, best_ms, why = 0, home_ms, f"{why}; {len(self._sent_at_s)} changes were in the last minute"
+            best, best_ms, why = 0, coordinator_ms, f"{why}; {len(self._sent_at_s)} changes were in the last minute"
         self._change(best, now_ms, best_ms, time_s, why)
 
     def _towards(self, best: int, best_ms: float, now_ms: float) -> None:
@@ -389,7 +395,7 @@ def plane_of(plan: PlannedPlacement, peers: Sequence[str], ways: Iterable[str], 
     Factors of 1, the coordinator's slow-down, each link's round trip and bytes up and down, and the extra times of direct
     messages and bytes. share: of the plan's bytes that cross links.
     """
-    found = [plan.others_ms, plan.home_ms]
+    found = [plan.others_ms, plan.coordinator_ms]
     for name in peers:
         use = plan.links.get(name)
         found += (0.0, 0.0, 0.0) if use is None else (use.messages, share * use.up_bytes, share * use.down_bytes)

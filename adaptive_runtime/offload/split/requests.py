@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple, TypeVar
 from pydantic import Field
 
 from adaptive_runtime.base.arrays import Array
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.offload.links import (
     LinkMeasures,
@@ -46,15 +46,15 @@ class SegmentTimes(NamedTuple):
 class SplitAnswer:
     """answer: the network's own output.
 
-    at_home: why the coordinator finished a request instead of another device; None: as planned. late: after its deadline. exit:
-    position of the exit on the coordinator that was confident enough; None: the full answer.
+    on_coordinator: why the coordinator finished a request instead of another device; None: as planned. late: after its
+    deadline. exit: position of the exit on the coordinator that was confident enough; None: the full answer.
     """
 
     answer: Array
     latency_ms: float
     devices: tuple[str, ...]
     segments: tuple[SegmentTimes, ...]
-    at_home: str | None
+    on_coordinator: str | None
     late: bool
     exit: int | None = None
 
@@ -63,7 +63,8 @@ class SplitEvent(NamedTuple):
     """An event with its reason. time_s: of the monotonic clock.
 
     For a device: it came `in`, went `out`, or was `excluded`. For the link between two others, `a→b`: values go directly (`in`)
-    or through the coordinator (`out`). For `home`: requests follow another `plan`; the first one is the coordinator alone.
+    or through the coordinator (`out`). For `coordinator`: requests follow another `plan`; the first one is the coordinator
+    alone.
     """
 
     time_s: float
@@ -76,15 +77,15 @@ class SplitEvent(NamedTuple):
 class SplitCounts:
     """Counts over all requests so far.
 
-    at_home: finished on the coordinator against the plan. wrong: answers that failed spot checks. unchecked: checks for which
-    the coordinator had no time. exited: answered by exits on the coordinator. left: nobody waited for the answer, and the
-    coordinator would have had to finish it.
+    on_coordinator: finished on the coordinator against the plan. wrong: answers that failed spot checks. unchecked: checks
+    for which the coordinator had no time. exited: answered by exits on the coordinator. left: nobody waited for the answer,
+    and the coordinator would have had to finish it.
     """
 
     answered: int = 0
     late: int = 0
     failed: int = 0
-    at_home: int = 0
+    on_coordinator: int = 0
     checked: int = 0
     wrong: int = 0
     unchecked: int = 0
@@ -262,7 +263,7 @@ class Routes:
 
     def _is_straight(self, giver: DeviceSegments, taker: DeviceSegments) -> bool:
         """Whether the second one reads exactly the first one's outputs, no later segment does, and a direct link is allowed."""
-        if HOME in (giver.device, taker.device) or not self._may_give(giver.device, taker.device):
+        if COORDINATOR in (giver.device, taker.device) or not self._may_give(giver.device, taker.device):
             return False
         values, last = self._subnet.leaving(giver.first, giver.last), len(self._subnet.segments) - 1
         later = self._subnet.entering(taker.last + 1, last) if taker.last < last else ()
@@ -294,7 +295,7 @@ class Flight:
     sent_s: float = 0.0
     route: Route = ()
     remote: "asyncio.Task[None] | None" = None
-    at_home: str | None = None
+    on_coordinator: str | None = None
     decision: SampleDecision | None = None
     left: Array | None = None
     done: list[SegmentTimes] = field(default_factory=list)
@@ -304,11 +305,11 @@ class Flight:
         """Time to reach the thread that runs requests; 0 after the first segment, in which it was counted."""
         return 0.0 if self.done else self.begun_s - self.start_s
 
-    def come_home(self, reason: str) -> None:
+    def come_back(self, reason: str) -> None:
         """Let the coordinator run the rest of the request."""
-        rest = DeviceSegments(HOME, self.segments[0].first, self.segments[-1].last)
+        rest = DeviceSegments(COORDINATOR, self.segments[0].first, self.segments[-1].last)
         self.segments, self.remote, self.ready = [rest], None, True
-        self.at_home = self.at_home or reason
+        self.on_coordinator = self.on_coordinator or reason
 
     def passed(self, times: SegmentTimes, values: dict[str, Array]) -> None:
         """Record a finished segment."""
@@ -330,7 +331,7 @@ class Flight:
             latency_ms=(end_s - self.start_s) * 1e3,
             devices=tuple(segment.device for segment in self.done),
             segments=tuple(self.done),
-            at_home=self.at_home,
+            on_coordinator=self.on_coordinator,
             late=end_s > self.deadline_s,
             exit=exit,
         )

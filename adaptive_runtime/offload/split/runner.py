@@ -17,12 +17,12 @@ from functools import cache, partial
 
 import numpy as np
 
-from adaptive_runtime.base.devices import HOME
+from adaptive_runtime.base.devices import COORDINATOR
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.exits import SampleDecision
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink, Peer, PeerLostError, SharedLink
 from adaptive_runtime.offload.links.measures import WeightedMean
-from adaptive_runtime.offload.split.plans import DeviceSegments, PlacementChoice, all_at_home
+from adaptive_runtime.offload.split.plans import DeviceSegments, PlacementChoice, all_on_coordinator
 from adaptive_runtime.offload.split.requests import (
     Array,
     Flight,
@@ -34,7 +34,7 @@ from adaptive_runtime.offload.split.requests import (
     SplitEvent,
     SplitOptions,
 )
-from adaptive_runtime.offload.split.segments import HomeRun, HomeSegments, SplitSubNet
+from adaptive_runtime.offload.split.segments import CoordinatorRun, CoordinatorSegments, SplitSubNet
 from profiling_agents.messages import MOST_WITHIN_MS, ActivationCoding
 from profiling_agents.streams import STEPS, decoded, decoded_all, encoded
 
@@ -87,13 +87,13 @@ class SplitRunner:
     def __init__(
         self,
         split: SplitSubNet,
-        home: HomeSegments,
+        coordinator: CoordinatorSegments,
         devices: Mapping[str, DeviceAddress],
         choice: PlacementChoice,
         options: SplitOptions,
         links: Mapping[str, SharedLink] | None = None,
     ) -> None:
-        self._subnet, self._home, self._choice, self._options = split.subnet, home, choice, options
+        self._subnet, self._coordinator, self._choice, self._options = split.subnet, coordinator, choice, options
         self.peers = {
             name: Peer(name, one, split.subnets, split.files, self._tell, None if links is None else links[name])
             for name, one in devices.items()
@@ -109,10 +109,10 @@ class SplitRunner:
         self._flights: set[Flight] = set()
         self._checks: deque[SpotCheck] = deque()
         self._rng = np.random.default_rng(options.seed)
-        self._thread = ThreadPoolExecutor(1, "home")
-        choice.ran_at_home(0, home.times_ms)
+        self._thread = ThreadPoolExecutor(1, "coordinator")
+        choice.ran_on_coordinator(0, coordinator.times_ms)
         self._busy = False
-        self._plan, self._coding = all_at_home(self._last + 1), options.coding
+        self._plan, self._coding = all_on_coordinator(self._last + 1), options.coding
         self._timer: asyncio.TimerHandle | None = None
         self._usual_ms: dict[tuple[Route, ActivationCoding], WeightedMean] = {}
         self._suspects: set[str] = set()
@@ -141,12 +141,12 @@ class SplitRunner:
         links = self.links()
         plan, why = self._choice.choose(links | self.routes.ways()), self._choice.reason
         if len(plan.devices) != self._last + 1 or not plan.peers <= links.keys():
-            plan, why = all_at_home(self._last + 1), f"{plan} cannot be followed"
+            plan, why = all_on_coordinator(self._last + 1), f"{plan} cannot be followed"
         coding = self._choice.coding or self._options.coding
         if plan.devices != self._plan.devices or (plan.peers and coding != self._coding):
             self._plan, self._coding = plan, coding
-            self._event(HOME, "plan", f"{plan}: {why}")
-        flight.segments, flight.coding, flight.decision = list(plan.segments), coding, self._home.decision()
+            self._event(COORDINATOR, "plan", f"{plan}: {why}")
+        flight.segments, flight.coding, flight.decision = list(plan.segments), coding, self._coordinator.decision()
         self._flights.add(flight)
         flight.guaranteed = True
         now_s = time.perf_counter()
@@ -163,15 +163,15 @@ class SplitRunner:
             counts = self.counts
             counts.answered += 1
             counts.late += answer.late
-            counts.at_home += answer.at_home is not None
+            counts.on_coordinator += answer.on_coordinator is not None
             counts.exited += answer.exit is not None
             for name in answer.devices:
                 counts.by_device[name] = counts.by_device.get(name, 0) + 1
             flight.future.set_result(answer)
-        elif flight.segments[0].device == HOME:
+        elif flight.segments[0].device == COORDINATOR:
             flight.ready = True
         elif self._own_start_s(flight) <= time.perf_counter():
-            flight.come_home("there was no time for another device")
+            flight.come_back("there was no time for another device")
         else:
             flight.sent_s, flight.route = time.perf_counter(), self.routes.route(flight.segments)
             flight.remote = asyncio.create_task(self._send(flight, flight.route))
@@ -200,7 +200,7 @@ class SplitRunner:
     def _sent(self, flight: Flight, task: "asyncio.Task[None]") -> None:
         """Return a request to the coordinator after any unexpected error, so that none is lost."""
         if not task.cancelled() and (error := task.exception()) is not None and flight.remote is task:
-            flight.come_home(f"{type(error).__name__}: {error}")
+            flight.come_back(f"{type(error).__name__}: {error}")
             self._dispatch()
 
     async def _send(self, flight: Flight, route: Route) -> None:
@@ -215,7 +215,7 @@ class SplitRunner:
             answers = await self.routes.run(route, list(sent.values()), coding, within_ms)
         except PeerLostError as error:
             if flight.remote is own:
-                flight.come_home(str(error))
+                flight.come_back(str(error))
                 self._dispatch()
             return
         found = answers[-1]
@@ -235,7 +235,7 @@ class SplitRunner:
             else:
                 self.counts.unchecked += 1
         if not finite:
-            flight.come_home(f"{'→'.join(devices)}: gave NaN or infinite values")
+            flight.come_back(f"{'→'.join(devices)}: gave NaN or infinite values")
             self._dispatch()
             return
         took_ms = (time.perf_counter() - start_s) * 1e3
@@ -274,13 +274,13 @@ class SplitRunner:
         if ready is not None:
             end_s += self._predicted_s(ready.segments[0].first, ready.segments[0].last)
         if away is not None and end_s >= away[1] and (ready is None or away[0].deadline_s <= ready.deadline_s):
-            self._bring_home(away[0], now_s)
+            self._bring_back(away[0], now_s)
             if away[0].left_alone:
                 self._dispatch()
                 return
             ready = away[0]
         if ready is not None:
-            self._run_at_home(ready)
+            self._run_on_coordinator(ready)
         elif self._checks and self._has_time_for(self._checks[0], away[1] if away else None):
             check = self._checks.popleft()
             self._start(partial(self._checked, check), check.given, check.first, check.last)
@@ -314,19 +314,19 @@ class SplitRunner:
         return flight.deadline_s - self._spare_s - self._predicted_s(flight.segments[0].first, self._last)
 
     def _predicted_s(self, first: int, last: int) -> float:
-        return self._home.predicted_ms(first, last, self._options.deviations) * 1e-3
+        return self._coordinator.predicted_ms(first, last, self._options.deviations) * 1e-3
 
-    def _bring_home(self, flight: Flight, now_s: float) -> None:
+    def _bring_back(self, flight: Flight, now_s: float) -> None:
         """Start a request on the coordinator that other devices have.
 
         A device that has had it for longer than usual is late: it goes out, and its other requests return to the coordinator
         through the error that they get. Among several consecutive devices the late one is unknown: they communicate through the
         coordinator for a while, which reveals it. If the time was not unusual, the coordinator was late itself.
         """
-        if flight.segments[0].device == HOME:
+        if flight.segments[0].device == COORDINATOR:
             return
         route = flight.route
-        flight.come_home(f"{'→'.join(segment.device for segment in route)}: was late")
+        flight.come_back(f"{'→'.join(segment.device for segment in route)}: was late")
         usual = self._usual_ms.get((route, flight.coding))
         if usual is None or (now_s - flight.sent_s) * 1e3 > usual.mean + self._options.deviations * usual.deviation:
             if len(route) > 1:
@@ -334,14 +334,14 @@ class SplitRunner:
             else:
                 self.peers[route[0].device].lose("was late")
 
-    def _run_at_home(self, flight: Flight) -> None:
+    def _run_on_coordinator(self, flight: Flight) -> None:
         own = flight.segments[0]
         flight.running = True
         self._start(partial(self._ran, flight, own), flight.values, own.first, own.last, flight.decision)
 
     def _start(
         self,
-        then: Callable[[float, "asyncio.Future[HomeRun]"], None],
+        then: Callable[[float, "asyncio.Future[CoordinatorRun]"], None],
         values: dict[str, Array],
         first: int,
         last: int,
@@ -349,37 +349,41 @@ class SplitRunner:
     ) -> None:
         """Run segments on the coordinator. then: called with the time of this call and the finished run."""
         self._busy = True
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._home.run, values, first, last, decision)
+        work = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._coordinator.run, values, first, last, decision
+        )
         work.add_done_callback(partial(then, time.perf_counter()))
 
-    def _ran(self, flight: Flight, segment: DeviceSegments, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
+    def _ran(
+        self, flight: Flight, segment: DeviceSegments, asked_s: float, work: "asyncio.Future[CoordinatorRun]"
+    ) -> None:
         self._busy = False
         if work.cancelled() or flight not in self._flights:
             return
         if (error := work.exception()) is not None:
-            self._fail(flight, error if isinstance(error, AdaptiveError) else AdaptiveError("home", str(error)))
+            self._fail(flight, error if isinstance(error, AdaptiveError) else AdaptiveError("coordinator", str(error)))
             self._dispatch()
             return
         run = work.result()
         handed_s = time.perf_counter() - asked_s - sum(run.took_ms) * 1e-3
         self._learn(segment.first, run, (flight.came_s + handed_s) * 1e3)
         self._thread_late_s = max(handed_s, FADING * self._thread_late_s)
-        times = SegmentTimes(HOME, segment.first, segment.first + len(run.took_ms) - 1, sum(run.took_ms))
+        times = SegmentTimes(COORDINATOR, segment.first, segment.first + len(run.took_ms) - 1, sum(run.took_ms))
         if run.left is not None:
             flight.leave(times, run.left)
         else:
             flight.passed(times, {name: run.values[name] for name in self._leaving(segment.first, segment.last)})
         self._advance(flight)
 
-    def _learn(self, first: int, run: HomeRun, handed_ms: float) -> None:
+    def _learn(self, first: int, run: CoordinatorRun, handed_ms: float) -> None:
         """Learn from a run. Checks count, too: they show the coordinator's load while other devices run all requests."""
-        self._home.learn(first, run.took_ms)
-        self._choice.ran_at_home(first, run.took_ms, handed_ms)
+        self._coordinator.learn(first, run.took_ms)
+        self._choice.ran_on_coordinator(first, run.took_ms, handed_ms)
 
     def _has_time_for(self, check: SpotCheck, until_s: float | None) -> bool:
         return until_s is None or time.perf_counter() + self._predicted_s(check.first, check.last) < until_s
 
-    def _checked(self, check: SpotCheck, asked_s: float, work: "asyncio.Future[HomeRun]") -> None:
+    def _checked(self, check: SpotCheck, asked_s: float, work: "asyncio.Future[CoordinatorRun]") -> None:
         self._busy = False
         if work.cancelled():
             return

@@ -38,15 +38,15 @@ WITH_NCNN = "write it with partition.ncnn=true"
 class SplitSubNet:
     """A SubNet that may be split. subnets: the same segments by the format of their files, ONNX first.
 
-    files: contents by sha256. settings: of onnxruntime on the coordinator. home: the format of the files that the coordinator
-    runs. exits: answers of segments at which samples may leave as long as all earlier segments ran on the coordinator, in
-    order. thresholds: of the exits.
+    files: contents by sha256. settings: of onnxruntime on the coordinator. coordinator: the format of the files that the
+    coordinator runs. exits: answers of segments at which samples may leave as long as all earlier segments ran on the
+    coordinator, in order. thresholds: of the exits.
     """
 
     subnets: dict[Format, ServedSubNet]
     files: dict[str, bytes]
     settings: RuntimeSettings
-    home: ChainFormat = "onnx"
+    coordinator: ChainFormat = "onnx"
     exits: tuple[ChainTensor, ...] = ()
     thresholds: Thresholds | None = None
 
@@ -60,12 +60,12 @@ class SplitSubNet:
         cls,
         folder: str | Path,
         manifest: str = SEGMENTS_FILE,
-        home: ChainFormat = "onnx",
+        coordinator: ChainFormat = "onnx",
         thresholds: Thresholds | None = None,
     ) -> Self:
         """Open and check the chain of a folder. AdaptiveError: it cannot be split in this form.
 
-        home: `ncnn`: the coordinator runs its segments in ncnn. thresholds: of the exits on the coordinator; None: those of the
+        coordinator: `ncnn`: it runs its segments in ncnn. thresholds: of the exits on the coordinator; None: those of the
         file that the manifest names, if it names one. Without thresholds answers of exits before the last one are not computed.
         """
         file = Path(folder) / manifest
@@ -77,8 +77,10 @@ class SplitSubNet:
         formats: list[ChainFormat] = ["onnx"]
         if all(one.ncnn is not None for one in found.segments):
             formats.append("ncnn")
-        if home not in formats:
-            raise AdaptiveError(str(file), f"has no files of {home}", allowed=", ".join(formats), next_step=WITH_NCNN)
+        if coordinator not in formats:
+            raise AdaptiveError(
+                str(file), f"has no files of {coordinator}", allowed=", ".join(formats), next_step=WITH_NCNN
+            )
         named = {name for one in found.segments for form in formats for name in _names(one, form)}
         behind = {name for one in whole.segments for name in (str(one.file), *(one.ncnn or ()))}
         if shared := sorted(set(found.files) - named - behind):
@@ -95,7 +97,7 @@ class SplitSubNet:
             raise AdaptiveError(str(file), one_line(error), next_step="export the SubNet again") from error
         files = {found.files[name]: contents[name] for name in named}
         exits = () if thresholds is None else tuple(one.outputs[0] for one in found.segments[:-1])
-        return cls(subnets, files, dict(found.settings), home, exits, thresholds)
+        return cls(subnets, files, dict(found.settings), coordinator, exits, thresholds)
 
 
 def _until_full(found: ChainManifest, thresholds: Thresholds | None, where: str) -> ChainManifest:
@@ -154,7 +156,7 @@ Loaded = Callable[[Sequence[Array]], Sequence[Array]]
 """Runs a segment: outputs from inputs, in the order of its names."""
 
 
-class HomeRun(NamedTuple):
+class CoordinatorRun(NamedTuple):
     """Outputs of segments by name, and the duration of each segment [ms]. left: answer of the exit at which the sample left."""
 
     values: dict[str, Array]
@@ -162,11 +164,11 @@ class HomeRun(NamedTuple):
     left: Array | None = None
 
 
-class HomeSegments:
+class CoordinatorSegments:
     """All segments, loaded in the runtime of the coordinator's files. A single thread runs them."""
 
     def __init__(self, split: SplitSubNet) -> None:
-        require_runtime(split.home, "home")
+        require_runtime(split.coordinator, "coordinator")
         self.subnet = split.subnet
         self._exits = tuple(one.name for one in split.exits)
         self._decider = None if split.thresholds is None else Decider(split.thresholds)
@@ -176,7 +178,7 @@ class HomeSegments:
 
     def loaded(self, split: SplitSubNet) -> list[Loaded]:
         """Each segment as a function that runs it."""
-        return (_sessions if split.home == "onnx" else _nets)(split, _jobs(split))
+        return (_sessions if split.coordinator == "onnx" else _nets)(split, _jobs(split))
 
     def warm_up(self) -> None:
         """Run for the first times, to get times for predictions."""
@@ -192,7 +194,7 @@ class HomeSegments:
 
     def run(
         self, values: Mapping[str, Array], first: int, last: int, decision: SampleDecision | None = None
-    ) -> HomeRun:
+    ) -> CoordinatorRun:
         """Run segments first … last, or up to the exit at which the sample leaves. AdaptiveError: a segment fails.
 
         decision: of a sample whose earlier exits were all on the coordinator; it continues while that holds.
@@ -212,8 +214,8 @@ class HomeSegments:
             if number < len(self._exits) and decision is not None and decision.exit == number - 1:
                 logits = given.get(self._exits[number], found[-1])
                 if decision.leaves(logits):
-                    return HomeRun(given, tuple(took_ms), logits)
-        return HomeRun(given, tuple(took_ms))
+                    return CoordinatorRun(given, tuple(took_ms), logits)
+        return CoordinatorRun(given, tuple(took_ms))
 
     def learn(self, first: int, took_ms: tuple[float, ...]) -> None:
         """Learn from the durations of segments, from `first` on."""
@@ -233,7 +235,7 @@ class HomeSegments:
 
 def _jobs(split: SplitSubNet) -> list[JobMessage]:
     """The segments in the coordinator's form: with the answer of each exit after the values that later segments read."""
-    found = list(split.subnets[split.home].segments)
+    found = list(split.subnets[split.coordinator].segments)
     for number, exit in enumerate(split.exits):
         one = found[number]
         if exit.name not in one.output_names:
@@ -262,7 +264,7 @@ def _nets(split: SplitSubNet, jobs: Sequence[JobMessage]) -> list[Loaded]:
     """One ncnn net per segment. AdaptiveError: ncnn refuses a segment."""
     threads = max(1, int(split.settings.get("intra_op_num_threads", 1)))
     found: list[Loaded] = []
-    with tempfile.TemporaryDirectory(prefix="autotailor-home-") as name:
+    with tempfile.TemporaryDirectory(prefix="autotailor-coordinator-") as name:
         for number, segment in enumerate(jobs):
             files = [Path(name) / digest for digest in segment.files]
             for file in files:

@@ -4,7 +4,7 @@ const EVERY_MS = 1000;
 const MOST_LOADS = 300;
 const STORE = "autotailor-token";
 const CONFIG = { displayModeBar: false, responsive: true };
-const COLOURS = ["#5e6671", "#2f62bd", "#d9822b", "#3f8f5f", "#9b4f96", "#b3352f"]; // home first
+const COLOURS = ["#5e6671", "#2f62bd", "#d9822b", "#3f8f5f", "#9b4f96", "#b3352f"]; // coordinator first
 const loads = [];
 const at = (id) => document.getElementById(id);
 const number = (value, unit, digits = 1) => (value === null || value === undefined ? "unknown" : `${value.toFixed(digits)} ${unit}`);
@@ -59,7 +59,7 @@ function facts(state) {
     "refused": `${(outcomes.rejected || 0) + (outcomes.expired || 0) + (outcomes.refused || 0)}`,
     "failed": `${outcomes.failed || 0}`,
     "switches": `${model.switches}`,
-    "fallbacks at home": `${model.stood_in}`,
+    "fallbacks on the coordinator": `${model.stood_in}`,
     "taken out": taken.length ? taken.join(", ") : "none",
   };
 }
@@ -89,15 +89,15 @@ function showDecisions(state) {
 function showSplit(split) {
   at("split").hidden = !split;
   if (!split) return;
-  const names = ["home", ...split.devices.map((one) => one.name)];
+  const names = ["coordinator", ...split.devices.map((one) => one.name)];
   const boxes = split.plan.map((name, segment) => {
     const box = element("span", `${segment} ${name}`);
     box.style.background = COLOURS[names.indexOf(name) % COLOURS.length] || COLOURS[0];
     return box;
   });
   at("plan").replaceChildren(...boxes);
-  at("predicted").textContent = `predicted ${number(split.plan_ms, "ms", 2)}, home alone ${number(split.home_ms, "ms", 2)}; ` +
-    `home's slow-down ${split.slow_down.toFixed(2)}; ${split.changes} changes of plan, ${split.at_home} answers finished at home`;
+  at("predicted").textContent = `predicted ${number(split.plan_ms, "ms", 2)}, the coordinator alone ${number(split.coordinator_ms, "ms", 2)}; ` +
+    `the coordinator's slow-down ${split.slow_down.toFixed(2)}; ${split.changes} changes of plan, ${split.on_coordinator} answers finished on the coordinator`;
   at("devices").replaceChildren(
     ...split.devices.map((one) => {
       const row = document.createElement("tr");

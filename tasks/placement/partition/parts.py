@@ -232,11 +232,11 @@ def write_parts(
     net: SuperNet,
     config: Mapping[str, Choice],
     segments: Sequence[SegmentRow],
-    home: str,
+    coordinator: str,
     folder: Path,
     options: ChainOptions = PLAIN,
 ) -> PartsManifest:
-    """Write the segments of a plan as `0.onnx`, … with `parts.json`. home: the device that has the input.
+    """Write the segments of a plan as `0.onnx`, … with `parts.json`. coordinator: the device that has the input.
 
     UserError: as `export_checked`.
     """
@@ -257,7 +257,7 @@ def write_parts(
     manifest = PartsManifest(
         digest=net.space.digest(config),
         files=exported.files,
-        home=home,
+        coordinator=coordinator,
         input=PartTensor(name=exported.input, shape=net.input_shape(config)),
         outputs=tuple(given[name] for name in dict.fromkeys(exported.outputs)),
         parts=parts,

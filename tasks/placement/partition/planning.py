@@ -21,7 +21,7 @@ from solvers.partition import (
     PartitionPlanner,
     PartitionProblem,
     SentValue,
-    all_at_home,
+    all_on_coordinator,
     all_remote,
     dads,
     fastest_pipeline,
@@ -143,7 +143,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 OTHERS = {
-    "all at home": all_at_home,
+    "all on the coordinator": all_on_coordinator,
     "all remote": all_remote,
     "best single cut (Neurosurgeon)": neurosurgeon,
     "minimum cut (DADS)": dads,
@@ -298,7 +298,7 @@ def _fastest(planner: PartitionPlanner, conditions: PartitionConditions) -> Part
     problem = planner.problem
     found = [planner.fastest(conditions)]
     if problem.devices == 2:
-        ways = (minimum_cut(problem, conditions, 1 - problem.home, one_way=one_way) for one_way in (False, True))
+        ways = (minimum_cut(problem, conditions, 1 - problem.coordinator, one_way=one_way) for one_way in (False, True))
         found += [plan for plan in ways if plan.keeps(problem.limits)]
     return min(found, key=lambda plan: plan.latency_ms(conditions))
 

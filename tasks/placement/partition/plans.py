@@ -1,8 +1,8 @@
 """Plans made ahead for a SubNet over several devices, with its segments as ONNX files: `plans.json` and `segments.json`.
 
-At run time tensors between two other devices may have to go through the coordinator (`HOME`). In these plans, a byte between
-them therefore crosses both links, and a message has the latencies of both. Devices change only at cuts that a single value
-crosses.
+At run time tensors between two other devices may have to go through the coordinator (`COORDINATOR`). In these plans, a byte
+between them therefore crosses both links, and a message has the latencies of both. Devices change only at cuts that a
+single value crosses.
 """
 
 from collections import Counter, defaultdict
@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.devices import EARLIER_COORDINATOR
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE
 from adaptive_runtime.offload.split import (
-    HOME,
+    COORDINATOR,
     PLANS_FILE,
     LinkUse,
     PlacementPlans,
@@ -77,13 +78,13 @@ def plan_ahead(
     """
     ways = frozenset(straight)
     planner, devices = PartitionPlanner(problem, widest=1), range(1, problem.devices)
-    found = {plan.placement: plan for plan in [planner.fastest(_through_home(conditions, ()).conditions)]}
+    found = {plan.placement: plan for plan in [planner.fastest(_through_coordinator(conditions, ()).conditions)]}
     linked = [at for at in devices if min(conditions.bandwidth_mbps[0, at], conditions.bandwidth_mbps[at, 0]) > 0]
     for count in range(1, len(linked) + 1):
         for peers in combinations(linked, count):
             own = ways.intersection(permutations(peers, 2))
             for some in {frozenset[Way](), own}:
-                through = _through_home(conditions, peers, some)
+                through = _through_coordinator(conditions, peers, some)
                 envelope = envelope_of(planner, through.conditions, low, high, links=through.crossings)
                 found |= {plan.placement: plan for plan in envelope.plans if plan.placement not in found}
     cuts = sorted({0, problem.dataflow.steps}.union(*map(_changes, found)))
@@ -99,11 +100,11 @@ def placement_plans(ahead: PlansAhead, names: Sequence[str], run_ms: Sequence[fl
     run_ms: time of a run on each device without its operators. digest: of the segments.
     """
     problem = ahead.planner.problem
-    home_ms = tuple(float(problem.compute_ms[list(group), 0].sum()) for group in ahead.groups)
+    coordinator_ms = tuple(float(problem.compute_ms[list(group), 0].sum()) for group in ahead.groups)
     return PlacementPlans(
         digest=digest,
         peers=tuple(names[1:]),
-        home_ms=home_ms,
+        coordinator_ms=coordinator_ms,
         bandwidth_mbps=(ahead.low.bandwidth_mbps, ahead.high.bandwidth_mbps),
         slow_down=(ahead.low.slow_down, ahead.high.slow_down),
         plans=tuple(_planned(ahead, plan, names, run_ms) for plan in ahead.plans),
@@ -132,8 +133,10 @@ def plans_ahead(
     Plans count bytes of fp32. Fewer bytes in a coding are equivalent to faster links, so with a coding the largest bandwidth is
     higher by this factor. UserError: the coordinator does not keep the limits, or there are too many segments.
     """
-    if HOME in settings.devices[1:]:
-        raise UserError("partition.devices", f"a device besides the first is called '{HOME}'", allowed="any other name")
+    for name in (COORDINATOR, EARLIER_COORDINATOR):
+        if name in settings.devices[1:]:
+            got = f"a device besides the first is called '{name}'"
+            raise UserError("partition.devices", got, allowed="any other name")
     dataflow = net.pre_partition().under(net.space.row(net.space.canonical(config)))
     problem = problem_of(dataflow, tables, settings.model_copy(update={"coding": None}))
     (low_mbps, high_mbps), (least, most) = settings.plans_bandwidth_mbps, settings.plans_slow_down
@@ -144,7 +147,7 @@ def plans_ahead(
         ahead = plan_ahead(problem, conditions, low, high, _named_ways(settings))
     except Infeasible as error:
         next_step = "raise partition.memory_mib or partition.energy_mj"
-        raise UserError("partition.plans: all operators at home", str(error), next_step=next_step) from error
+        raise UserError("partition.plans: all operators on the coordinator", str(error), next_step=next_step) from error
     if len(ahead.groups) > MOST_SEGMENTS:
         got, next_step = f"the plans have {len(ahead.groups)} segments", "narrow partition.plans_bandwidth_mbps"
         raise UserError("partition.plans", got, allowed=f"at most {MOST_SEGMENTS}", next_step=next_step)
@@ -179,7 +182,7 @@ def write_ahead(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ThroughHome:
+class _ThroughCoordinator:
     """Some devices whose tensors go through the coordinator. crossings: (D, D), links that a byte between devices crosses."""
 
     conditions: PartitionConditions
@@ -196,9 +199,9 @@ def _named_ways(settings: PartitionSettings) -> list[Way]:
     return found
 
 
-def _through_home(
+def _through_coordinator(
     conditions: PartitionConditions, peers: tuple[int, ...], straight: frozenset[Way] = frozenset()
-) -> _ThroughHome:
+) -> _ThroughCoordinator:
     """Conditions for tensors that go through the coordinator. straight: ways that bypass it, and do not change."""
     devices = len(conditions.slow_down)
     crossings, latency_ms, speed = np.zeros((3, devices, devices))
@@ -210,7 +213,7 @@ def _through_home(
         crossings[a, b] = len(ways)
         latency_ms[a, b] = sum(conditions.latency_ms[way] for way in ways)
         speed[a, b] = min(conditions.bandwidth_mbps[way] for way in ways) / len(ways)
-    return _ThroughHome(replace(conditions, latency_ms=latency_ms, bandwidth_mbps=speed), crossings)
+    return _ThroughCoordinator(replace(conditions, latency_ms=latency_ms, bandwidth_mbps=speed), crossings)
 
 
 def _changes(placement: Sequence[int]) -> Iterator[int]:
@@ -231,10 +234,10 @@ def _planned(ahead: PlansAhead, plan: PartitionPlan, names: Sequence[str], run_m
         if giver.device and taker.device:
             way = way_name(names[giver.device], names[taker.device])
             straight[way].update(messages=1, bytes=int(bytes_at[taker.steps[0]]))
-    by_number = (HOME, *names[1:])
+    by_number = (COORDINATOR, *names[1:])
     return PlannedPlacement(
         devices=tuple(by_number[placement[group[0]]] for group in ahead.groups),
-        home_ms=float(plan.compute_ms[0]),
+        coordinator_ms=float(plan.compute_ms[0]),
         others_ms=others_ms,
         links={name: LinkUse(**use) for name, use in links.items()},
         straight={name: StraightUse(**use) for name, use in straight.items()},

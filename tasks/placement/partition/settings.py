@@ -64,7 +64,9 @@ class PartitionSettings(BaseModel):
     def _names_devices(self) -> Self:
         if self.asked and not 2 <= len(set(self.devices)) == len(self.devices) <= MOST_DEVICES:
             got = f"[{','.join(self.devices)}]"
-            raise ValueError(f"devices: got {got}; allowed: two to {MOST_DEVICES} different names, home first")
+            raise ValueError(
+                f"devices: got {got}; allowed: two to {MOST_DEVICES} different names, the coordinator first"
+            )
         for field in ("slow_down", "memory_mib"):
             for name in getattr(self, field):
                 if name not in self.devices:
@@ -91,7 +93,7 @@ class PartitionSettings(BaseModel):
                 raise ValueError(f"{field}: got [{low:g},{high:g}]; allowed: the lower end first")
         if self.objective == "throughput" or not self.returns:
             raise ValueError(
-                "plans: they are of requests that home answers; allowed with objective=latency, returns=true"
+                "plans: they are of requests that the coordinator answers; allowed with objective=latency, returns=true"
             )
 
     def pair(self, link: str) -> tuple[str, str]:

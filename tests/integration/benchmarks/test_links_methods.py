@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import tailor_ir
-from adaptive_runtime.offload.split import HOME, LinkUse, PlacedSegments, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, LinkUse, PlacedSegments, SplitSubNet
 from benchmarks.linked_devices import LinkedDevice, linked
 from benchmarks.links import Results, as_the_run_time, bars, links_of, parsed, scaled, shown, summary
-from benchmarks.links_home import LEAST_REQUESTS, device_times_ms, measured, uses
+from benchmarks.links_coordinator import LEAST_REQUESTS, device_times_ms, measured, uses
 from benchmarks.links_methods import (
-    ALL_AT_HOME,
+    ALL_ON_COORDINATOR,
     DEVICE,
     FP32,
     LEAST_PLANS,
@@ -30,16 +30,16 @@ from benchmarks.links_methods import (
     joined,
     operators_of,
     predicted_ms,
-    through_home,
+    through_coordinator,
 )
-from benchmarks.shaped_links import HOME_SPACE, ShapedLink
+from benchmarks.shaped_links import COORDINATOR_SPACE, ShapedLink
 from profiling_agents.messages import JobMessage, ServedSubNet
 from solvers.partition import Dataflow, PartitionProblem, SentValue, plan_of, segments_of
 from tests.support.ir.networks import small_net
 from tests.support.links.devices import serving, write_chain
 
 LINKS = [ShapedLink(mbps, delay_ms) for mbps in (0.01, 1.0, 1000.0) for delay_ms in (0.1, 5.0)]
-ONE_DEVICE = {link: through_home([link]) for link in LINKS}
+ONE_DEVICE = {link: through_coordinator([link]) for link in LINKS}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def test_segments_keep_all_operators_and_what_crosses_them(net: tailor_ir.SuperN
 def test_each_link_has_every_method_and_ours_is_predicted_to_be_the_fastest(net: tailor_ir.SuperNet) -> None:
     count = len(fine_groups(operators_of(net)))
     rng = np.random.default_rng(0)
-    home_ms = rng.uniform(5.0, 20.0, count)
-    plans = NetworkPlans(net, [home_ms.tolist(), (home_ms / 50).tolist()], ONE_DEVICE)
+    coordinator_ms = rng.uniform(5.0, 20.0, count)
+    plans = NetworkPlans(net, [coordinator_ms.tolist(), (coordinator_ms / 50).tolist()], ONE_DEVICE)
     assert [step for group in plans.groups for step in group] == list(range(operators_of(net).steps))
     used = set()
     for link in LINKS:
@@ -73,7 +73,7 @@ def test_each_link_has_every_method_and_ours_is_predicted_to_be_the_fastest(net:
         used |= {cut for plan in placed for cut, (a, b) in enumerate(pairwise(plan.devices), 1) if a != b}
     assert used == set(range(1, len(plans.groups))), "no segment is cut that no plan needs"
     slow, fast = plans.of(LINKS[0]), plans.of(LINKS[-2])
-    assert OURS in slow[CodedPlan(FP32, (HOME,) * len(plans.groups))]
+    assert OURS in slow[CodedPlan(FP32, (COORDINATOR,) * len(plans.groups))]
     assert OURS in fast[CodedPlan(FP32, (DEVICE,) * len(plans.groups))]
 
 
@@ -84,12 +84,14 @@ def test_ours_alone_may_send_in_another_coding(net: tailor_ir.SuperNet) -> None:
         coded = [(plan, names) for plan, names in plans.of(link).items() if plan.coding != FP32]
         assert all(names == [OURS] and DEVICE in plan.devices for plan, names in coded)
         exact = [plan for plan, names in plans.of(link).items() if OURS in names and plan.coding == FP32]
-        assert 1 <= len(exact) + len(coded) <= 2, "its best plan in each coding, which may be home alone in both"
+        assert 1 <= len(exact) + len(coded) <= 2, (
+            "its best plan in each coding, which may be the coordinator alone in both"
+        )
     assert any(plan.coding == "int8" for link in LINKS for plan in plans.of(link))
 
 
 def test_values_between_two_devices_cross_both_of_their_links() -> None:
-    conditions = through_home([ShapedLink(8.0, 2.0), ShapedLink(4.0, 5.0)])
+    conditions = through_coordinator([ShapedLink(8.0, 2.0), ShapedLink(4.0, 5.0)])
     assert conditions.message_ms.tolist() == [[0.0, 2.0, 5.0], [2.0, 0.0, 7.0], [5.0, 7.0, 0.0]]
     np.testing.assert_allclose(
         conditions.ms_per_byte, [[0.0, 1e-3, 2e-3], [1e-3, 0.0, 3e-3], [2e-3, 3e-3, 0.0]], rtol=1e-12
@@ -102,7 +104,7 @@ def test_the_solver_and_the_prediction_agree_on_a_request_over_two_devices() -> 
     sizes, links = (4000, 2000, 1000, 400), {DEVICE: ShapedLink(8.0, 2.0), SECOND_DEVICE: ShapedLink(4.0, 5.0)}
     values = tuple(SentValue(writer=at - 1, readers=(at,), bytes=float(size)) for at, size in enumerate(sizes))
     problem = PartitionProblem(dataflow=Dataflow(steps=3, values=values), compute_ms=np.stack(times_ms, axis=1))
-    conditions = through_home([*links.values()])
+    conditions = through_coordinator([*links.values()])
     known = {
         "links": {
             name: {"up_mbps": one.mbps, "down_mbps": one.mbps, "round_trip_ms": 2 * one.delay_ms}
@@ -112,7 +114,7 @@ def test_the_solver_and_the_prediction_agree_on_a_request_over_two_devices() -> 
         "handed_ms": 0.0,
         "elsewhere_ms": 0.0,
     }
-    names = (HOME, DEVICE, SECOND_DEVICE)
+    names = (COORDINATOR, DEVICE, SECOND_DEVICE)
     for placement in product(range(3), repeat=3):
         devices = tuple(names[one] for one in placement)
         sent = uses(served_chain(sizes), PlacedSegments(devices=devices), 1)
@@ -140,7 +142,7 @@ def served_chain(sizes: Sequence[int]) -> ServedSubNet:
 
 
 def test_each_device_of_a_plan_has_its_own_messages_and_bytes() -> None:
-    plan = PlacedSegments(devices=(HOME, DEVICE, SECOND_DEVICE, DEVICE, HOME))
+    plan = PlacedSegments(devices=(COORDINATOR, DEVICE, SECOND_DEVICE, DEVICE, COORDINATOR))
     assert uses(served_chain((1, 2, 3, 5, 7, 11)), plan, 4) == {
         DEVICE: LinkUse(messages=2, up_bytes=4 * (2 + 5), down_bytes=4 * (3 + 7)),
         SECOND_DEVICE: LinkUse(messages=1, up_bytes=4 * 3, down_bytes=4 * 5),
@@ -148,11 +150,11 @@ def test_each_device_of_a_plan_has_its_own_messages_and_bytes() -> None:
 
 
 @pytest.mark.long
-def test_home_measures_requests_over_two_devices_and_the_times_of_each(tmp_path: Path) -> None:
+def test_coordinator_measures_requests_over_two_devices_and_the_times_of_each(tmp_path: Path) -> None:
     split = SplitSubNet.open(write_chain(tmp_path))
     count = len(split.subnet.segments)
-    both, one = (HOME, DEVICE, *[SECOND_DEVICE] * (count - 2)), (SECOND_DEVICE,) * count
-    options = argparse.Namespace(home_ms=None, requests=LEAST_REQUESTS, limit_s=0.1)
+    both, one = (COORDINATOR, DEVICE, *[SECOND_DEVICE] * (count - 2)), (SECOND_DEVICE,) * count
+    options = argparse.Namespace(coordinator_ms=None, requests=LEAST_REQUESTS, limit_s=0.1)
     with serving() as first, serving("openvino") as second:
         urls = {DEVICE: first.url, SECOND_DEVICE: second.url}
         rows = measured(split, urls, [(FP32, both), (FP32, one)], options)
@@ -170,7 +172,11 @@ def test_with_two_devices_methods_take_the_better_one_and_a_plan_has_both(net: t
     near, far = ShapedLink(1000.0, 0.1), ShapedLink(0.01, 50.0)
     slow = ShapedLink(1.0, 1.0)
     times_ms = [[10.0] * count, [0.2] * count, [0.1] * count]
-    conditions = {near: through_home([near, far]), far: through_home([far, near]), slow: through_home([slow, slow])}
+    conditions = {
+        near: through_coordinator([near, far]),
+        far: through_coordinator([far, near]),
+        slow: through_coordinator([slow, slow]),
+    }
     plans = NetworkPlans(net, times_ms, conditions)
     segments = len(plans.groups)
     assert {OURS, "all remote", "Neurosurgeon", "DADS"} <= {*plans.of(near)[CodedPlan(FP32, (DEVICE,) * segments)]}
@@ -186,12 +192,12 @@ def test_ours_uses_both_devices_where_each_is_better_at_a_part(net: tailor_ir.Su
     count = len(fine_groups(operators_of(net)))
     link, at = ShapedLink(1000.0, 0.1), np.arange(count)
     early, late = np.where(at < count // 2, 1.0, 50.0), np.where(at < count // 2, 50.0, 1.0)
-    placed = NetworkPlans(net, [[100.0] * count, early.tolist(), late.tolist()], {link: through_home([link] * 2)}).of(
-        link
-    )
+    placed = NetworkPlans(
+        net, [[100.0] * count, early.tolist(), late.tolist()], {link: through_coordinator([link] * 2)}
+    ).of(link)
     (own,) = [plan for plan, names in placed.items() if OURS in names]
     assert [one for one, _ in groupby(own.devices)] == [DEVICE, SECOND_DEVICE]
-    assert placed[own] == [OURS], "the others have one cut between home and one device"
+    assert placed[own] == [OURS], "the others have one cut between the coordinator and one device"
 
 
 def test_a_second_device_has_a_link_of_its_own_and_settings_in_the_file(tmp_path: Path) -> None:
@@ -215,7 +221,7 @@ def test_devices_have_namespaces_and_networks_of_their_own() -> None:
     assert devices[SECOND_DEVICE] == LinkedDevice(SECOND_DEVICE, 1)
     for get in (lambda one: one.space, lambda one: one.network, lambda one: one.url, lambda one: one.undelayed_url):
         assert len({get(one) for one in devices.values()}) == 2
-    assert devices[DEVICE].ends == ((HOME_SPACE, "atl0h"), ("atl-device", "atl0d"))
+    assert devices[DEVICE].ends == ((COORDINATOR_SPACE, "atl0h"), ("atl-device", "atl0d"))
     ends = [end for device in devices.values() for _, end in device.ends]
     assert len(set(ends)) == 4
 
@@ -234,45 +240,47 @@ def test_a_prediction_is_times_the_link_and_what_runs_take_beyond() -> None:
         sent = {DEVICE: use} if DEVICE in devices else {}
         return predicted_ms(devices, times_ms, {"sent": sent, "known": [known | one for one in changes or ({},)]})
 
-    four = (HOME, DEVICE, HOME, DEVICE)
+    four = (COORDINATOR, DEVICE, COORDINATOR, DEVICE)
     plain_ms = 10 + 2 + 30 + 4 + 2 * 3.0 + 10.0 + 0.1
     assert predicted(four) == pytest.approx(plain_ms)
     assert predicted(four, {"slow_down": 1.5}) == pytest.approx(plain_ms + 0.5 * (10 + 30))
-    assert predicted(four, {"handed_ms": 2.0}) == pytest.approx(plain_ms + 2 * 2.0), "two runs at home"
+    assert predicted(four, {"handed_ms": 2.0}) == pytest.approx(plain_ms + 2 * 2.0), "two runs on the coordinator"
     assert predicted(four, {"elsewhere_ms": 5.0}) == pytest.approx(plain_ms + 2 * 5.0), "two messages"
-    assert predicted((HOME,) * 2, {"elsewhere_ms": 5.0, "handed_ms": 1.0}) == 31.0
+    assert predicted((COORDINATOR,) * 2, {"elsewhere_ms": 5.0, "handed_ms": 1.0}) == 31.0
     slower = [{"slow_down": slow_down} for slow_down in (1.0, 1.1, 9.0)]
-    assert predicted((HOME,) * 2, *slower) == pytest.approx(33.0), "the median over requests"
+    assert predicted((COORDINATOR,) * 2, *slower) == pytest.approx(33.0), "the median over requests"
 
 
 def row_of(ours_ms: float, others_ms: float, predicted_ms: float) -> dict[str, Any]:
-    ours = {"methods": [OURS], "devices": [HOME], "latency_ms": ours_ms, "predicted_ms": predicted_ms}
+    ours = {"methods": [OURS], "devices": [COORDINATOR], "latency_ms": ours_ms, "predicted_ms": predicted_ms}
     others = {"methods": list(OTHERS), "devices": [DEVICE], "latency_ms": others_ms, "predicted_ms": others_ms}
     return {"network": "n", "mbps": 1.0, "delay_ms": 2.0, "plans": [ours, others]}
 
 
-@pytest.mark.parametrize(("predicted_ms", "at_home"), [(94.0, False), (96.0, True), (120.0, True)])
-def test_ours_goes_home_where_its_plan_is_not_predicted_to_be_faster_by_the_margin(
-    predicted_ms: float, at_home: bool
+@pytest.mark.parametrize(("predicted_ms", "on_coordinator"), [(94.0, False), (96.0, True), (120.0, True)])
+def test_ours_goes_coordinator_where_its_plan_is_not_predicted_to_be_faster_by_the_margin(
+    predicted_ms: float, on_coordinator: bool
 ) -> None:
-    home = {"methods": [ALL_AT_HOME], "predicted_ms": 100.0}
-    plans = [{"methods": [OURS, "DADS"], "predicted_ms": predicted_ms}, home]
+    coordinator = {"methods": [ALL_ON_COORDINATOR], "predicted_ms": 100.0}
+    plans = [{"methods": [OURS, "DADS"], "predicted_ms": predicted_ms}, coordinator]
     own, left = as_the_run_time(plans)
     assert (own["methods"], left["methods"]) == (
-        (["DADS"], [OURS, ALL_AT_HOME]) if at_home else ([OURS, "DADS"], [ALL_AT_HOME])
+        (["DADS"], [OURS, ALL_ON_COORDINATOR]) if on_coordinator else ([OURS, "DADS"], [ALL_ON_COORDINATOR])
     )
     coded = [{"methods": [OURS], "predicted_ms": 80.0}, {"methods": [OURS, "DADS"], "predicted_ms": 70.0}]
-    told = as_the_run_time([*coded, {"methods": [ALL_AT_HOME], "predicted_ms": 100.0}])
-    assert [one["methods"] for one in told] == [[], [OURS, "DADS"], [ALL_AT_HOME]], "the faster one of two codings"
-    alone = [{"methods": [OURS, ALL_AT_HOME], "predicted_ms": 100.0}]
-    assert as_the_run_time(alone)[0]["methods"] == [OURS, ALL_AT_HOME]
+    told = as_the_run_time([*coded, {"methods": [ALL_ON_COORDINATOR], "predicted_ms": 100.0}])
+    assert [one["methods"] for one in told] == [[], [OURS, "DADS"], [ALL_ON_COORDINATOR]], (
+        "the faster one of two codings"
+    )
+    alone = [{"methods": [OURS, ALL_ON_COORDINATOR], "predicted_ms": 100.0}]
+    assert as_the_run_time(alone)[0]["methods"] == [OURS, ALL_ON_COORDINATOR]
 
 
 def test_bars_are_told_with_what_they_are_missed_by() -> None:
     lines = bars([row_of(7.0, 10.0, 7.5), row_of(7.0, 10.0, 7.0)])
     assert all(kept for _, kept in lines)
     assert "4 of 4" in lines[0][0]
-    assert lines[2][0] == "less than all at home, mean over links: 30.0%, bar 20%"
+    assert lines[2][0] == "less than all on the coordinator, mean over links: 30.0%, bar 20%"
     lines = bars([row_of(10.4, 10.0, 12.0)])
     assert not any(kept for _, kept in lines)
     assert "1 of 2 (50.0%)" in lines[0][0]
@@ -291,9 +299,9 @@ def test_a_summary_has_a_line_for_each_network_and_bandwidth(capsys: pytest.Capt
 
 def test_a_table_tells_how_many_segments_of_ours_each_device_has(capsys: pytest.CaptureFixture[str]) -> None:
     row = row_of(7.0, 10.0, 7.5)
-    row["plans"][0]["devices"] = [HOME, DEVICE, SECOND_DEVICE, SECOND_DEVICE]
+    row["plans"][0]["devices"] = [COORDINATOR, DEVICE, SECOND_DEVICE, SECOND_DEVICE]
     shown([row], markdown=True)
-    assert "| 1 home, 1 device, 2 second |" in capsys.readouterr().out.splitlines()[-1]
+    assert "| 1 coordinator, 1 device, 2 second |" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_file_of_results_goes_on_and_is_of_its_options(tmp_path: Path) -> None:

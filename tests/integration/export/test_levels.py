@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_runtime.bundle.bundles import BundleFormat
-from adaptive_runtime.offload.split import HOME, LinkUse, PlannedPlacement
+from adaptive_runtime.offload.split import COORDINATOR, LinkUse, PlannedPlacement
 from flows.config import DeviceProfile, RunConfig
 from flows.config.compose import compose_config
 from flows.config.devices import check_together
@@ -161,28 +161,30 @@ def test_int8_beside_nothing_has_no_bundle() -> None:
 LINKED = PartitionSettings(devices=("phone", "server"), latency_ms=1.0, plans_bandwidth_mbps=(1.0, 1000.0))
 
 
-def over_devices(home: LevelRow, others_ms: float, up_bytes: int, **changed: object) -> PlacedLevel:
+def over_devices(coordinator: LevelRow, others_ms: float, up_bytes: int, **changed: object) -> PlacedLevel:
     """A row over the server, which computes all of it."""
     use = LinkUse(messages=1, up_bytes=up_bytes, down_bytes=0)
-    plan = PlannedPlacement(devices=("server",), home_ms=0.0, others_ms=others_ms, links={"server": use})
-    row = home.model_copy(update={"over": ("server",), **changed})
+    plan = PlannedPlacement(devices=("server",), coordinator_ms=0.0, others_ms=others_ms, links={"server": use})
+    row = coordinator.model_copy(update={"over": ("server",), **changed})
     return PlacedLevel(row, (plan,))
 
 
 def test_rows_over_devices_are_kept_where_some_link_or_load_prefers_them() -> None:
-    home = level(0, 0.8, 4.0, None, 1.0)
-    fast, slow, hopeless = (over_devices(home, ms, 10_000) for ms in (0.5, 8.0, 20.0))
-    assert OtherDevices((), LINKED, 0.0).preferred([home], [fast]).tolist() == [True]
-    assert OtherDevices((), LINKED, 0.0).preferred([home], [slow]).tolist() == [True]  # under load home takes 16 ms
-    assert OtherDevices((), LINKED, 0.0).preferred([home], [hopeless]).tolist() == [False]
+    coordinator = level(0, 0.8, 4.0, None, 1.0)
+    fast, slow, hopeless = (over_devices(coordinator, ms, 10_000) for ms in (0.5, 8.0, 20.0))
+    assert OtherDevices((), LINKED, 0.0).preferred([coordinator], [fast]).tolist() == [True]
+    assert OtherDevices((), LINKED, 0.0).preferred([coordinator], [slow]).tolist() == [
+        True
+    ]  # under load the coordinator takes 16 ms
+    assert OtherDevices((), LINKED, 0.0).preferred([coordinator], [hopeless]).tolist() == [False]
     calm = LINKED.model_copy(update={"plans_slow_down": (1.0, 1.0)})
-    assert OtherDevices((), calm, 0.0).preferred([home], [slow]).tolist() == [False]
-    assert OtherDevices((), LINKED, 0.0).preferred([home], [fast, fast]).tolist() == [
+    assert OtherDevices((), calm, 0.0).preferred([coordinator], [slow]).tolist() == [False]
+    assert OtherDevices((), LINKED, 0.0).preferred([coordinator], [fast, fast]).tolist() == [
         True,
         False,
     ]  # of equal ones the first
     narrow = LINKED.model_copy(update={"plans_bandwidth_mbps": (0.01, 0.02)})
-    assert OtherDevices((), narrow, 0.0).preferred([home], [fast]).tolist() == [False]
+    assert OtherDevices((), narrow, 0.0).preferred([coordinator], [fast]).tolist() == [False]
     spending = level(0, 0.8, 4.0, 10.0, 1.0)
     frugal = over_devices(spending, 20.0, 10_000, energy_mj=3.0)
     assert OtherDevices((), LINKED, 0.0).preferred([spending], [frugal]).tolist() == [True]
@@ -190,12 +192,12 @@ def test_rows_over_devices_are_kept_where_some_link_or_load_prefers_them() -> No
 
 def test_what_a_plan_takes_follows_from_links_and_radio() -> None:
     use = LinkUse(messages=1, up_bytes=125_000, down_bytes=0)
-    sends = PlannedPlacement(devices=(HOME, "server"), home_ms=2.0, others_ms=1.0, links={"server": use})
-    alone = PlannedPlacement(devices=(HOME, HOME), home_ms=8.0, others_ms=0.0)
+    sends = PlannedPlacement(devices=(COORDINATOR, "server"), coordinator_ms=2.0, others_ms=1.0, links={"server": use})
+    alone = PlannedPlacement(devices=(COORDINATOR, COORDINATOR), coordinator_ms=8.0, others_ms=0.0)
     settings = LINKED.model_copy(update={"bandwidth_mbps": (1.0, 10.0, 100.0)})
     costs = PlacedCosts.of((alone, sends), settings)
     assert costs is not None
-    assert (costs.bandwidth_mbps, costs.home_share, costs.sent_mj) == (10.0, 0.25, None)
+    assert (costs.bandwidth_mbps, costs.coordinator_share, costs.sent_mj) == (10.0, 0.25, None)
     assert costs.latency_ms == pytest.approx(2.0 + 1.0 + 2 * 1.0 + 100.0)  # a Mbit over 10 Mbit/s
     radio = RadioSettings(sending_mw=100.0, mw_per_mbps=10.0, waiting_mw=50.0)
     known = PlacedCosts.of((alone, sends), settings.model_copy(update={"radio": radio}))

@@ -153,7 +153,7 @@ def test_a_subnet_over_several_devices_is_shown_with_its_cuts_and_plans(sources:
     html = render(report)
     assert str(picture(found)) in html
     words = Page(html).words
-    assert f"The largest SubNet on {device.name}, server; the first is home" in words
+    assert f"The largest SubNet on {device.name}, server; the first is the coordinator" in words
     assert all(name in words for name in ("Operators and cuts", "best single cut (Neurosurgeon)", "0.0001"))
     assert hostile["partition"] is None
     assert "Over several devices" not in render(hostile)

@@ -18,11 +18,11 @@ from tests.support.flows.fixtures import Command
 from tests.support.flows.prefect_server import wait_for
 from tests.support.links.devices import serving
 
-HOME, OTHER = "onnxruntime", "ncnn_bf16"
+COORDINATOR, OTHER = "onnxruntime", "ncnn_bf16"
 
 
 def levels_of(own: Command) -> Levels:
-    (file,) = own.output.glob(f"stages/front/{HOME}/*/levels.json")
+    (file,) = own.output.glob(f"stages/front/{COORDINATOR}/*/levels.json")
     return Levels.read(file)
 
 
@@ -40,7 +40,7 @@ def test_the_front_keeps_rows_over_devices_that_some_link_prefers(leveled: tuple
 
 def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[dict[str, Any], Command]) -> None:
     _, own = leveled
-    (folder,) = (one for one in own.output.glob(f"exports/{HOME}/bundle"))
+    (folder,) = (one for one in own.output.glob(f"exports/{COORDINATOR}/bundle"))
     bundle, kept = OpenBundle.open(folder), levels_of(own).placed
     there = {one.digest: one.placement for one in bundle.manifest.subnets if one.placement is not None}
     assert set(there) == set(kept) & {one.digest for one in bundle.manifest.subnets}
@@ -63,16 +63,20 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[
         model.chooser = lambda _: Variant(digest, placed=True)
         over = wait_for(lambda: answer if (answer := model.infer(x)).devices else None, "an answer over both devices")
         model.chooser = lambda _: Variant(digest)
-        at_home = wait_for(lambda: None if (answer := model.infer(x)).devices else answer, "an answer of home alone")
+        on_coordinator = wait_for(
+            lambda: None if (answer := model.infer(x)).devices else answer, "an answer of the coordinator alone"
+        )
     assert OTHER in over.devices
-    assert (over.subnet, at_home.subnet) == (digest, digest)
-    assert 0 < np.abs(over.logits - at_home.logits).max() <= 0.1 * np.abs(at_home.logits).max(), "in int8, or in fp32"
+    assert (over.subnet, on_coordinator.subnet) == (digest, digest)
+    assert 0 < np.abs(over.logits - on_coordinator.logits).max() <= 0.1 * np.abs(on_coordinator.logits).max(), (
+        "in int8, or in fp32"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), r"export\.offload=true without partition\.devices; allowed: partition\.devices=\[HOME,DEVICE…\]"),
+        ((), r"export\.offload=true without partition\.devices; allowed: partition\.devices=\[COORDINATOR,DEVICE…\]"),
         (
             ("partition.devices=[onnxruntime,onnxruntime_int8]",),
             r"onnxruntime_int8 is in int8, which is another accuracy",
@@ -83,7 +87,7 @@ def test_the_bundle_has_the_kept_ones_and_another_device_answers(leveled: tuple[
         ),
         (
             ("partition.devices=[onnxruntime,ncnn]", "partition.objective=throughput"),
-            r"plans: they are of requests that home answers; allowed with objective=latency",
+            r"plans: they are of requests that the coordinator answers; allowed with objective=latency",
         ),
     ],
 )

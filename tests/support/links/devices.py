@@ -19,7 +19,7 @@ from tests.support.runtime.bundled import write_own_chain
 
 BLOCKS = 4
 PATIENCE_S = 120.0
-"""Until devices are in: their processes may have to start, and homes rest between attempts."""
+"""Until devices are in: their processes may have to start, and coordinators rest between attempts."""
 Array = np.ndarray
 
 

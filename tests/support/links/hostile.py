@@ -11,9 +11,9 @@ import numpy as np
 
 from adaptive_runtime.offload.links import DeviceAddress
 from adaptive_runtime.offload.split import SplitSubNet
-from adaptive_runtime.offload.split.segments import HomeSegments
+from adaptive_runtime.offload.split.segments import CoordinatorSegments
 from profiling_agents.messages import (
-    HOME_MESSAGES,
+    COORDINATOR_MESSAGES,
     STREAM_PROTOCOL,
     Hello,
     LoadedSubNet,
@@ -48,15 +48,15 @@ class HostileDevice:
     runs: int = 0
     writer: asyncio.StreamWriter | None = None
     frames: FrameWriter | None = None
-    home: HomeSegments = field(init=False)
+    coordinator: CoordinatorSegments = field(init=False)
 
     def __post_init__(self) -> None:
-        self.home = HomeSegments(self.split)
+        self.coordinator = CoordinatorSegments(self.split)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one home."""
+        """Serve one coordinator."""
         self.writer, self.frames = writer, FrameWriter(writer)
-        requests = FrameReader(reader, HOME_MESSAGES)
+        requests = FrameReader(reader, COORDINATOR_MESSAGES)
         with suppress(StreamEndError, StreamError, OSError):
             while True:
                 head = await requests.head()
@@ -90,7 +90,7 @@ class HostileDevice:
     async def _run(self, request: RunSegments, values: dict[str, np.ndarray]) -> None:
         assert self.frames is not None
         self.runs += 1
-        given = self.home.run(values, request.first, request.last).values
+        given = self.coordinator.run(values, request.first, request.last).values
         left = self.values([given[name] for name in self.split.subnet.leaving(request.first, request.last)])
         sent = [encoded(one, request.coding) for one in left]
         message = RanSegments(

@@ -1,16 +1,18 @@
-"""Plans of the SubNet that tests split, under which home is slow and other devices are fast."""
+"""Plans of the SubNet that tests split, under which the coordinator is slow and other devices are fast."""
 
-from adaptive_runtime.offload.split import HOME, LinkUse, PlacementPlans, PlannedPlacement, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, LinkUse, PlacementPlans, PlannedPlacement, SplitSubNet
 
 SEGMENTS = 4
-HOME_MS = 100.0
-"""Of each segment at home, which is slow."""
+COORDINATOR_MS = 100.0
+"""Of each segment on the coordinator, which is slow."""
 
 
-def plans_of(split: SplitSubNet, *peers: str, home_ms: float = HOME_MS) -> PlacementPlans:
+def plans_of(split: SplitSubNet, *peers: str, coordinator_ms: float = COORDINATOR_MS) -> PlacementPlans:
     """For each device: the last three segments there, and all of them; another device takes 1 ms for a segment."""
     subnet, last = split.subnet, SEGMENTS - 1
-    found = [PlannedPlacement(devices=(HOME,) * SEGMENTS, home_ms=SEGMENTS * home_ms, others_ms=0.0)]
+    found = [
+        PlannedPlacement(devices=(COORDINATOR,) * SEGMENTS, coordinator_ms=SEGMENTS * coordinator_ms, others_ms=0.0)
+    ]
     for name in peers:
         for first in (1, 0):
             up, down = (
@@ -19,8 +21,8 @@ def plans_of(split: SplitSubNet, *peers: str, home_ms: float = HOME_MS) -> Place
             )
             found.append(
                 PlannedPlacement(
-                    devices=(HOME,) * first + (name,) * (SEGMENTS - first),
-                    home_ms=first * home_ms,
+                    devices=(COORDINATOR,) * first + (name,) * (SEGMENTS - first),
+                    coordinator_ms=first * coordinator_ms,
                     others_ms=SEGMENTS - first,
                     links={name: LinkUse(messages=1, up_bytes=up, down_bytes=down)},
                 )
@@ -28,7 +30,7 @@ def plans_of(split: SplitSubNet, *peers: str, home_ms: float = HOME_MS) -> Place
     return PlacementPlans(
         digest=subnet.digest,
         peers=peers,
-        home_ms=(home_ms,) * SEGMENTS,
+        coordinator_ms=(coordinator_ms,) * SEGMENTS,
         bandwidth_mbps=(0.1, 1000.0),
         slow_down=(1.0, 8.0),
         plans=tuple(found),

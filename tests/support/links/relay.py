@@ -1,4 +1,4 @@
-"""A link between home and a device: a TCP relay that shapes, delays, cuts, freezes and garbles what crosses it.
+"""A link between the coordinator and a device: a TCP relay that shapes, delays, cuts, freezes and garbles what crosses it.
 
 In a thread of its own for tests, or as a process:
 `python -m tests.support.links.relay PORT HOST:PORT --delay-ms 10 --up-mbps 5`.

@@ -1,4 +1,4 @@
-"""A bundle whose largest SubNet may also run over another device, which home believes to be faster than itself."""
+"""A bundle whose largest SubNet may also run over another device, which the coordinator believes to be faster than itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from tests.support.runtime.bundled import write_plain_bundle
 
 SERVER = "server"
 LARGE_MJ, SMALL_MJ = 100.0, 40.0
-"""Of one sample at home."""
+"""Of one sample on the coordinator."""
 SPACE: dict[str, Any] = {"*.width_mult": [0.5, 1]}
 
 
@@ -83,7 +83,7 @@ def placements(errors: Mapping[str, float], coding: ActivationCoding | None = No
 
 
 def write_placed_bundle(folder: Path, coding: ActivationCoding | None = None, *, both: bool = False) -> PlacedBundle:
-    """The largest SubNet, at home and over the server, and the smallest one at home. coding: of values that cross.
+    """The largest SubNet, on the coordinator and over the server, and the smallest one there. coding: of values that cross.
 
     both: the smallest one is over the server, too.
     """

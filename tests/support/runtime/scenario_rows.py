@@ -1,6 +1,6 @@
 """Rows over all levels, and a scenario, for tests: two SubNets, an exit, two engines, and another device."""
 
-from adaptive_runtime.offload.split import HOME, LinkUse, PlannedPlacement
+from adaptive_runtime.offload.split import COORDINATOR, LinkUse, PlannedPlacement
 from adaptive_runtime.policy import VariantTable
 from adaptive_runtime.state.traces import PhaseDrift, PhaseLink, Scenario, ScenarioPhase
 from benchmarks.simulation import LevelRows, RowLevels
@@ -17,11 +17,11 @@ LEVELS = (
 )
 
 
-def placed(*, home_ms: float, others_ms: float) -> PlannedPlacement:
+def placed(*, coordinator_ms: float, others_ms: float) -> PlannedPlacement:
     """A plan that sends 3 KiB to the server."""
     return PlannedPlacement(
-        devices=(HOME, SERVER) if home_ms else (SERVER,),
-        home_ms=home_ms,
+        devices=(COORDINATOR, SERVER) if coordinator_ms else (SERVER,),
+        coordinator_ms=coordinator_ms,
         others_ms=others_ms,
         links={SERVER: LinkUse(messages=1, up_bytes=3072, down_bytes=64)},
     )
@@ -37,7 +37,7 @@ def level_rows() -> LevelRows:
         energy_mj=(40.0, 22.0, 25.0, 10.0, 14.0, 13.0),
         memory_mib=(16.0, 16.0, 6.0, 4.0, 16.0, 4.0),
     )
-    plans = {4: (placed(home_ms=0.0, others_ms=2.5),), 5: (placed(home_ms=1.0, others_ms=0.5),)}
+    plans = {4: (placed(coordinator_ms=0.0, others_ms=2.5),), 5: (placed(coordinator_ms=1.0, others_ms=0.5),)}
     return LevelRows(table, LEVELS, plans)
 
 

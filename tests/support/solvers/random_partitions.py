@@ -52,16 +52,21 @@ def random_problem(
             most = float(rng.uniform(0.3, 0.9) * weights.sum())
             limits.append(PartitionLimit.of_memory(device, devices, weights.tolist(), most))
         energy = PartitionLimit(
-            name="energy of home",
+            name="energy of the coordinator",
             per_step=np.where(np.arange(devices) == 0, compute_ms, 0.0),
             per_byte=np.where(np.arange(devices)[:, None] == 0, 1e-5, 0.0) * np.ones((devices, devices)),
             most=float(rng.uniform(0.5, 1.2) * compute_ms[:, 0].sum()),
         )
         limits.append(energy)
-    home = 0 if limited else int(rng.integers(devices))
+    coordinator = 0 if limited else int(rng.integers(devices))
     returns = bool(rng.random() < 0.7)
     return PartitionProblem(
-        dataflow=dataflow, compute_ms=compute_ms, home=home, returns=returns, private=private, limits=tuple(limits)
+        dataflow=dataflow,
+        compute_ms=compute_ms,
+        coordinator=coordinator,
+        returns=returns,
+        private=private,
+        limits=tuple(limits),
     )
 
 

@@ -16,7 +16,7 @@ from solvers.partition import (
     PartitionProblem,
     PlanPoint,
     SentValue,
-    all_at_home,
+    all_on_coordinator,
     all_remote,
     dads,
     envelope_of,
@@ -84,7 +84,7 @@ def test_two_devices_are_planned_as_by_the_minimum_cut(seed: int, steps: int) ->
     rng = np.random.default_rng(seed)
     dataflow = random_dataflow(rng, steps) if seed % 2 else random_graph(rng, steps)
     problem, conditions = random_problem(rng, dataflow, 2), random_conditions(rng, 2, latency_ms=0.0)
-    cut_ms = minimum_cut(problem, conditions, 1 - problem.home).latency_ms(conditions)
+    cut_ms = minimum_cut(problem, conditions, 1 - problem.coordinator).latency_ms(conditions)
     found_ms = PartitionPlanner(problem, ANY_WIDTH).fastest(conditions).latency_ms(conditions)
     assert found_ms == pytest.approx(cut_ms, rel=1e-6)
 
@@ -95,7 +95,7 @@ def test_the_one_way_cut_is_the_best_one_way_plan(seed: int, steps: int) -> None
     rng = np.random.default_rng(seed)
     dataflow = random_graph(rng, steps)
     problem, conditions = random_problem(rng, dataflow, 2), random_conditions(rng, 2)
-    remote = 1 - problem.home
+    remote = 1 - problem.coordinator
     found = minimum_cut(problem, conditions, remote, one_way=True)
     inner = [
         (value.writer, reader)
@@ -110,7 +110,9 @@ def test_the_one_way_cut_is_the_best_one_way_plan(seed: int, steps: int) -> None
         for chosen in map(set, combinations(range(steps), count)):
             if not any(writer in chosen and reader not in chosen for writer, reader in inner):
                 plan = plan_of(
-                    problem, conditions, segments_of([remote if s in chosen else problem.home for s in range(steps)])
+                    problem,
+                    conditions,
+                    segments_of([remote if s in chosen else problem.coordinator for s in range(steps)]),
                 )
                 row = plan.row.copy()
                 row[-4:] = 0  # what DADS leaves out: latencies of messages
@@ -127,7 +129,7 @@ def test_no_other_method_is_faster_on_a_chain(seed: int, steps: int, devices: in
     problem = random_problem(rng, chain(rng.uniform(0, 50_000, steps + 1).tolist()), devices, private=seed % 3)
     conditions = random_conditions(rng, devices)
     found_ms = PartitionPlanner(problem).fastest(conditions).latency_ms(conditions)
-    for method in (all_at_home, all_remote, neurosurgeon, dads, neighbour_search):
+    for method in (all_on_coordinator, all_remote, neurosurgeon, dads, neighbour_search):
         plan = method(problem, conditions)
         assert found_ms <= plan.latency_ms(conditions) * (1 + 1e-9), method.__name__
         assert problem.allowed[np.arange(steps), list(plan.placement)].all(), method.__name__
@@ -156,7 +158,7 @@ def period_ms(
 ) -> float:
     """The slowest stage or transfer of a pipeline."""
     unit_ms, crossing = conditions.ms_per_byte, problem.dataflow.crossing_bytes
-    times, before, start = [0.0], problem.home, 0
+    times, before, start = [0.0], problem.coordinator, 0
     for device, end in zip(order, ends, strict=True):
         if not problem.allowed[start:end, device].all():
             return float("inf")
@@ -164,7 +166,7 @@ def period_ms(
         times.append(float(problem.compute_ms[start:end, device].sum()) * conditions.slow_down[device])
         before, start = device, end
     if problem.returns:
-        times.append(unit_ms[before, problem.home] * crossing[-1])
+        times.append(unit_ms[before, problem.coordinator] * crossing[-1])
     return max(times)
 
 
@@ -179,7 +181,7 @@ def test_the_envelope_has_the_fastest_plan_everywhere(seed: int, steps: int, dev
     for _ in range(30):
         bandwidth_mbps, slow_down = float(np.exp(rng.uniform(0, np.log(100)))), float(rng.uniform(1, 5))
         now = PartitionConditions(
-            slow_down=np.where(np.arange(devices) == problem.home, slow_down, conditions.slow_down),
+            slow_down=np.where(np.arange(devices) == problem.coordinator, slow_down, conditions.slow_down),
             latency_ms=conditions.latency_ms,
             bandwidth_mbps=np.full((devices, devices), bandwidth_mbps),
         )
@@ -198,7 +200,7 @@ def test_nothing_is_sent_where_that_does_not_pay() -> None:
     assert fastest_pipeline(problem, slow).stages == segments_of((0, 0))
 
 
-def test_a_tie_stays_at_home() -> None:
+def test_a_tie_stays_on_coordinator() -> None:
     problem = PartitionProblem(dataflow=chain([0.0, 0.0, 0.0]), compute_ms=np.ones((2, 3)))
     assert not PartitionPlanner(problem).fastest(PartitionConditions.of(3, 100.0, 0.0)).sends
 
@@ -219,7 +221,7 @@ def test_a_value_with_several_readers_is_sent_once() -> None:
     assert plan.latency_ms(conditions) == pytest.approx(4.0 + 1.001)
 
 
-def test_private_steps_and_all_readers_of_the_input_stay_at_home() -> None:
+def test_private_steps_and_all_readers_of_the_input_stay_on_coordinator() -> None:
     values = (
         SentValue(writer=INPUT, readers=(0, 2), bytes=1.0),
         SentValue(writer=0, readers=(1,), bytes=1.0),

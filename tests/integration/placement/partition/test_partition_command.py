@@ -45,8 +45,11 @@ def test_the_command_shows_cuts_and_plans_and_writes_page_json_and_parts(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "partition.devices: got []; allowed: two to 6 different names, home first"),
-        (["partition.devices=[phone]"], "devices: got [phone]; allowed: two to 6 different names, home first"),
+        ([], "partition.devices: got []; allowed: two to 6 different names, the coordinator first"),
+        (
+            ["partition.devices=[phone]"],
+            "devices: got [phone]; allowed: two to 6 different names, the coordinator first",
+        ),
         (["partition.devices=[phone,board]"], "device 'board': has no table in"),
         (["partition.devices=[phone,server]", "partition.latency_ms=-1"], "partition.latency_ms: got -1; allowed: "),
         (["partition.devices=[phone,server]", "subnet=middle"], "subnet: got 'middle'; allowed: largest, smallest"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tailor_ir
 from adaptive_runtime.bundle.chains import ChainManifest, ExitChain
 from adaptive_runtime.offload.links import MeasuredLink
-from adaptive_runtime.offload.split import HOME, EnvelopePlacements, PlacementPlans, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, EnvelopePlacements, PlacementPlans, SplitSubNet
 from flows.cli import main
 from solvers.partition import PartitionConditions, PartitionLimit, PartitionPlanner, PartitionProblem, PlanPoint
 from tasks.base.errors import UserError
@@ -35,7 +35,7 @@ def problem_of(rng: np.random.Generator, devices: int) -> PartitionProblem:
 def latencies_ms(plans: PlacementPlans, mbps: float, round_trip_ms: float, slow_down: float) -> dict[int, float]:
     """Of all plans over equal links, as the run time has them."""
     choice = EnvelopePlacements(plans)
-    choice.ran_at_home(0, [slow_down * ms for ms in plans.home_ms])
+    choice.ran_on_coordinator(0, [slow_down * ms for ms in plans.coordinator_ms])
     one = MeasuredLink(up_mbps=mbps, down_mbps=mbps, round_trip_ms=round_trip_ms)
     return choice.latencies_ms(dict.fromkeys(plans.peers, one))
 
@@ -50,7 +50,7 @@ def test_a_look_up_is_the_exact_plan_at_any_bandwidth_and_load(drawn: tuple[int,
     problem = problem_of(np.random.default_rng(seed), devices=2)
     ahead = plan_ahead(problem, PartitionConditions.of(2, 10.0, latency_ms), LOW, HIGH)
     plans = placement_plans(ahead, ("phone", "server"), (0.0, 0.0), DIGEST)
-    assert set(plans.plans[0].devices) == {HOME}
+    assert set(plans.plans[0].devices) == {COORDINATOR}
     now = PartitionConditions.of(2, mbps, latency_ms, (slow_down, 1.0))
     exact_ms = PartitionPlanner(problem, widest=1).fastest(now).latency_ms(now)
     found = latencies_ms(plans, mbps, 2 * latency_ms, slow_down)
@@ -61,7 +61,7 @@ def test_a_look_up_is_the_exact_plan_at_any_bandwidth_and_load(drawn: tuple[int,
 
 @given(points)
 @settings(deadline=None, max_examples=examples(40))
-def test_tensors_between_two_other_devices_go_through_home(drawn: tuple[int, float, float, float]) -> None:
+def test_tensors_between_two_other_devices_go_through_coordinator(drawn: tuple[int, float, float, float]) -> None:
     seed, mbps, slow_down, latency_ms = drawn
     problem = problem_of(np.random.default_rng(seed), devices=3)
     ahead = plan_ahead(problem, PartitionConditions.of(3, 10.0, latency_ms), LOW, HIGH)
@@ -91,7 +91,7 @@ def test_values_that_go_straight_are_planned_exactly(drawn: tuple[int, float, fl
     plans = placement_plans(ahead, ("phone", "tablet", "server"), (0.0, 0.0, 0.0), DIGEST)
     exact_ms = PartitionPlanner(problem, widest=1).fastest(now).latency_ms(now)
     choice = EnvelopePlacements(plans)
-    choice.ran_at_home(0, [slow_down * ms for ms in plans.home_ms])
+    choice.ran_on_coordinator(0, [slow_down * ms for ms in plans.coordinator_ms])
     links = dict.fromkeys(plans.peers, MeasuredLink(up_mbps=mbps, down_mbps=mbps, round_trip_ms=2 * latency_ms))
     names = ("tablet→server", "server→tablet")
     known = MeasuredLink(up_mbps=between, round_trip_ms=2 * latency_ms)
@@ -99,10 +99,10 @@ def test_values_that_go_straight_are_planned_exactly(drawn: tuple[int, float, fl
         found = choice.latencies_ms({**links, **dict.fromkeys(names, between_now)})
         assert min(found.values()) == pytest.approx(exact_ms, rel=1e-6)
     through = min(choice.latencies_ms(links).values())
-    assert through >= exact_ms - 1e-9 or between < mbps, "without the way through home"
+    assert through >= exact_ms - 1e-9 or between < mbps, "without the way through the coordinator"
 
 
-def test_without_a_link_all_is_at_home_and_limits_are_kept() -> None:
+def test_without_a_link_all_is_on_coordinator_and_limits_are_kept() -> None:
     problem = problem_of(np.random.default_rng(1), devices=2)
     (plan,) = plan_ahead(problem, PartitionConditions.of(2, 0.0, 1.0), LOW, HIGH).plans
     assert not plan.sends
@@ -124,20 +124,20 @@ def test_segments_and_plans_are_written_and_open(run: Run, tmp_path: Path) -> No
     split = SplitSubNet.open(tmp_path)
     assert PlacementPlans.read(tmp_path / "plans.json", split) == plans
     assert plans.peers == ("server",)
-    assert len(split.subnet.segments) == len(plans.home_ms) > 1
+    assert len(split.subnet.segments) == len(plans.coordinator_ms) > 1
     dataflow = net.pre_partition().under(net.space.row(net.max_config))
-    assert sum(plans.home_ms) == pytest.approx(tables[0].compute_ms(dataflow).sum())
+    assert sum(plans.coordinator_ms) == pytest.approx(tables[0].compute_ms(dataflow).sum())
     sends = [plan for plan in plans.plans if plan.peers]
     assert sends
     for plan in sends:
-        remote = [leg for leg in plan.segments if leg.device != HOME]
+        remote = [leg for leg in plan.segments if leg.device != COORDINATOR]
         use, shapes = plan.links["server"], split.subnet.shapes
         assert use.messages == len(remote)
         for count, names in (
             (use.up_bytes, [name for leg in remote for name in split.subnet.entering(leg.first, leg.last)]),
             (use.down_bytes, [name for leg in remote for name in split.subnet.leaving(leg.first, leg.last)]),
         ):
-            assert count == sum(4 * int(np.prod(shapes[name])) for name in names), "as home sends them"
+            assert count == sum(4 * int(np.prod(shapes[name])) for name in names), "as the coordinator sends them"
     assert sum(one.macs for one in ChainManifest.read(tmp_path / "segments.json").segments) == net.macs(net.max_config)
 
 
@@ -157,7 +157,9 @@ def test_the_segments_are_a_chain(run: Run, tmp_path: Path) -> None:
 
 def test_what_cannot_be_planned_ahead_is_one_line(run: Run, tmp_path: Path) -> None:
     settings = settings_of(plans=tmp_path, memory_mib={"phone": 1e-5})
-    with pytest.raises(UserError, match=r"partition\.plans: all operators at home: no plan keeps the limits; raise"):
+    with pytest.raises(
+        UserError, match=r"partition\.plans: all operators on the coordinator: no plan keeps the limits; raise"
+    ):
         write_plans(run[1], run[1].max_config, open_tables(run[0], settings.devices), settings, tmp_path)
 
 
@@ -169,7 +171,7 @@ def test_the_command_writes_plans(run: Run, tmp_path: Path, capsys: pytest.Captu
     assert main(["partition", *words]) == 0
     plans = PlacementPlans.read(tmp_path / "plans.json", SplitSubNet.open(tmp_path))
     assert plans.bandwidth_mbps == (1.0, 100.0)
-    assert f"{len(plans.plans)} plans for {len(plans.home_ms)} segments" in capsys.readouterr().out
+    assert f"{len(plans.plans)} plans for {len(plans.coordinator_ms)} segments" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_the_command_writes_plans(run: Run, tmp_path: Path, capsys: pytest.Captu
         (["partition.plans_bandwidth_mbps=[100,1]"], "plans_bandwidth_mbps: got [100,1]; allowed: the lower end first"),
         (["partition.plans_slow_down=[0,1]"], "partition.plans_slow_down"),
         (["partition.plans_slow_down=[1]"], "partition.plans_slow_down"),
-        (["partition.objective=throughput"], "plans: they are of requests that home answers; allowed with"),
+        (["partition.objective=throughput"], "plans: they are of requests that the coordinator answers; allowed with"),
         (["partition.memory_mib={phone:1e-5}", "partition.bandwidth_mbps=[1000]"], "raise partition.memory_mib"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Values go straight from one device to another: rightly, through home where that fails, to allowed addresses alone."""
+"""Values go straight from one device to another: rightly, through the coordinator where that fails, to allowed ones alone."""
 
 import secrets
 import socket
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from profiling_agents.messages import (
     STREAM_PROTOCOL,
     GivenValues,
@@ -36,10 +36,10 @@ from tests.support.links.devices import Reference, ServingDevice, are_in, inputs
 from tests.support.links.hostile import HostileDevice, hostile
 from tests.support.links.relay import address_of, relayed
 
-PLAN = PlacedSegments(devices=(HOME, "b", "c", "c"))
+PLAN = PlacedSegments(devices=(COORDINATOR, "b", "c", "c"))
 DEADLINE_MS = 60_000.0
 SHORT_MS = 10_000.0
-"""Of requests that a frozen link keeps: home begins them 8 s before, that is after 2 s."""
+"""Of requests that a frozen link keeps: the coordinator begins them 8 s before, that is after 2 s."""
 PATIENT = SplitOptions(spare_ms=8_000.0)
 """The tests' machine is busy with other work, and stands still at times."""
 BOUNDARY_BYTES = 4 * 16 * 8 * 8
@@ -83,9 +83,11 @@ def test_a_value_goes_straight_from_one_device_to_the_next(
                 before = relay.bytes["up"]
                 found = network.infer(x, DEADLINE_MS)
                 assert same(found.answer, reference(x))
-                assert found.devices == (HOME, "b", "c")
-                assert found.at_home is None
-                assert number == 0 or relay.bytes["up"] - before < BOUNDARY_BYTES, "home asks, and sends no value"
+                assert found.devices == (COORDINATOR, "b", "c")
+                assert found.on_coordinator is None
+                assert number == 0 or relay.bytes["up"] - before < BOUNDARY_BYTES, (
+                    "the coordinator asks, and sends no value"
+                )
             assert soon(lambda: states(network) == ["in"])
             link = network.direct_links["b", "c"]
             assert link.round_trip_ms is not None
@@ -129,7 +131,7 @@ def test_many_requests_go_straight_at_once(
         ),
     ],
 )
-def test_where_a_device_cannot_be_reached_home_carries_the_value(
+def test_where_a_device_cannot_be_reached_coordinator_carries_the_value(
     peer_url: str, line: str, split: SplitSubNet, reference: Reference, giver: ServingDevice, taker: ServingDevice
 ) -> None:
     away = DeviceAddress(url=taker.url, token=TOKEN, peer_url=peer_url)
@@ -138,8 +140,8 @@ def test_where_a_device_cannot_be_reached_home_carries_the_value(
         for x in inputs(split, 3):
             found = network.infer(x, DEADLINE_MS)
             assert same(found.answer, reference(x))
-            assert found.devices == (HOME, "b", "c")
-            assert found.at_home is None
+            assert found.devices == (COORDINATOR, "b", "c")
+            assert found.on_coordinator is None
         assert set(states(network)) == {"out"}
         assert line in next(event.reason for event in network.events if event.device == "b→c")
         assert not network.direct_links
@@ -164,7 +166,7 @@ def test_the_way_between_two_devices_has_tls_of_its_own(
                 (x,) = inputs(split, 1)
                 found = network.infer(x, DEADLINE_MS)
                 assert same(found.answer, reference(x))
-                assert found.at_home is None
+                assert found.on_coordinator is None
                 assert soon(partial(has_states, network, [state]))
         assert "CERTIFICATE_VERIFY_FAILED" in next(e.reason for e in network.events if e.device == "b→c")
 
@@ -177,7 +179,7 @@ def test_a_device_whose_operator_allows_nobody_is_not_asked_to_give(
         (x,) = inputs(split, 1)
         found = network.infer(x, DEADLINE_MS)
         assert same(found.answer, reference(x))
-        assert found.devices == (HOME, "b", "c")
+        assert found.devices == (COORDINATOR, "b", "c")
         assert states(network) == []
 
 
@@ -202,7 +204,7 @@ def test_a_frozen_link_between_two_devices_costs_no_deadline(
             assert {name: state for name, (state, _) in network.states.items()} == {"b": "in", "c": "in"}
 
 
-def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_through_home(
+def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_through_coordinator(
     split: SplitSubNet, reference: Reference, taker: ServingDevice
 ) -> None:
     giving = GivingValues([at(taker.url)])
@@ -223,7 +225,7 @@ def test_a_device_that_gives_wrong_values_straight_is_found_once_it_works_throug
         assert same(network.infer(x, DEADLINE_MS).answer, reference(x))
 
 
-# what a hostile home does to a giver
+# what a hostile the coordinator does to a giver
 
 
 def run_for(split: SplitSubNet, **changes: Any) -> RunSegments:
@@ -254,7 +256,7 @@ def listening() -> Iterator[socket.socket]:
         "",
     ],
 )
-def test_a_home_cannot_make_a_device_connect_to_an_address_that_is_not_allowed(
+def test_a_coordinator_cannot_make_a_device_connect_to_an_address_that_is_not_allowed(
     url: str, split: SplitSubNet, giver: ServingDevice, taker: ServingDevice
 ) -> None:
     with listening() as victim, loaded(giver, split) as caller:
@@ -267,7 +269,7 @@ def test_a_home_cannot_make_a_device_connect_to_an_address_that_is_not_allowed(
         assert answer.given is None
         assert answer.not_given
         assert "\n" not in answer.not_given
-        assert len(answer.tensors) == 1, "home gets the values"
+        assert len(answer.tensors) == 1, "the coordinator gets the values"
         with pytest.raises(TimeoutError):
             victim.accept()
 
@@ -297,7 +299,7 @@ def as_giver(device: ServingDevice, split: SplitSubNet) -> Iterator[Caller]:
 
 def test_the_proof_is_of_the_token_and_of_the_subnet(split: SplitSubNet, taker: ServingDevice) -> None:
     digest = split.subnet.digest
-    for proof in ("0" * 64, proof_of("another-token-of-home", digest), proof_of(TOKEN, "0" * 64)):
+    for proof in ("0" * 64, proof_of("another-token-of-coordinator", digest), proof_of(TOKEN, "0" * 64)):
         with calling(taker) as caller:
             caller.send(frame(HelloDevice(protocol=STREAM_PROTOCOL, digest=digest, proof=proof)))
             assert caller.refused() == "missing or wrong proof of the token"
@@ -315,10 +317,10 @@ def test_another_device_gives_values_and_asks_for_nothing(split: SplitSubNet, ta
 
 @contextmanager
 def waiting(taker: ServingDevice, split: SplitSubNet, ticket: str) -> Iterator[Caller]:
-    """A home whose run waits for its values."""
-    with loaded(taker, split) as home:
-        home.send(frame(run_for(split, ticket=ticket, tensors=(), within_ms=60_000.0)))
-        yield home
+    """A coordinator whose run waits for its values."""
+    with loaded(taker, split) as coordinator:
+        coordinator.send(frame(run_for(split, ticket=ticket, tensors=(), within_ms=60_000.0)))
+        yield coordinator
 
 
 ATTACKS: dict[str, tuple[dict[str, Any], int, dict[str, int], str]] = {
@@ -336,7 +338,7 @@ def test_values_that_no_run_waits_for_end_the_connection_and_harm_no_run(
 ) -> None:
     changes, size, stated, line = ATTACKS[case]
     ticket = secrets.token_hex(16)
-    with waiting(taker, split, ticket) as home:
+    with waiting(taker, split, ticket) as coordinator:
         fields = {"request": 1, "ticket": ticket, "tensors": (FP32,), **changes}
         with as_giver(taker, split) as caller:
             caller.send(frame(GivenValues.model_validate(fields), bytes(size), **stated))
@@ -344,32 +346,32 @@ def test_values_that_no_run_waits_for_end_the_connection_and_harm_no_run(
         with as_giver(taker, split) as caller:  # the run waits on, and takes what it waits for
             right = GivenValues(request=2, ticket=ticket, tensors=(FP32,))
             assert caller.ask(right, bytes(coded_bytes([(1, 3, 16, 16)], (FP32,)))).request == 2
-            assert home.told().request == 7
+            assert coordinator.told().request == 7
             caller.send(frame(right, bytes(3072)))
             assert "values that no run waits for" in caller.refused(), "a ticket counts once"
 
 
-def test_values_that_break_off_leave_the_run_to_home(split: SplitSubNet, taker: ServingDevice) -> None:
+def test_values_that_break_off_leave_the_run_to_coordinator(split: SplitSubNet, taker: ServingDevice) -> None:
     ticket = secrets.token_hex(16)
     values = np.ones(3 * 16 * 16, np.float32).tobytes()
     given = GivenValues(request=1, ticket=ticket, tensors=(FP32,))
-    with waiting(taker, split, ticket) as home:
+    with waiting(taker, split, ticket) as coordinator:
         with as_giver(taker, split) as caller:
             caller.send(frame(given, values)[:-100])
         time.sleep(0.2)
-        home.send(frame(given.model_copy(update={"request": 8}), values))
-        assert {home.told().request for _ in range(2)} >= {8}
+        coordinator.send(frame(given.model_copy(update={"request": 8}), values))
+        assert {coordinator.told().request for _ in range(2)} >= {8}
 
 
 @pytest.mark.long
 def test_a_run_whose_values_do_not_come_is_told_as_missed(split: SplitSubNet, taker: ServingDevice) -> None:
-    with loaded(taker, split) as home:
-        home.send(frame(run_for(split, ticket="a" * 32, tensors=(), within_ms=100.0)))
-        assert home.told() == MissedValues(request=7)
+    with loaded(taker, split) as coordinator:
+        coordinator.send(frame(run_for(split, ticket="a" * 32, tensors=(), within_ms=100.0)))
+        assert coordinator.told() == MissedValues(request=7)
         late = GivenValues(request=8, ticket="a" * 32, tensors=(FP32,))
-        assert home.ask(late, bytes(3072)).request == 8, "values that come too late are read and thrown away"
-        home.send(frame(run_for(split, ticket="b" * 32)))
-        assert "1 tensors; segments 0 to 0 come with its ticket" in home.refused()
+        assert coordinator.ask(late, bytes(3072)).request == 8, "values that come too late are read and thrown away"
+        coordinator.send(frame(run_for(split, ticket="b" * 32)))
+        assert "1 tensors; segments 0 to 0 come with its ticket" in coordinator.refused()
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Whatever a device answers: home allocates no more than the SubNet has, answers rightly and once, and takes the device out."""
+"""Whatever a device answers: the coordinator allocates no more than the SubNet has, answers rightly once, and takes it out."""
 
 import asyncio
 import tracemalloc
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from profiling_agents.messages import RanSegments
 from tests.integration.runtime.offload.test_segments_attacks import frame
 from tests.support.agents.agent_processes import soon
@@ -16,7 +16,7 @@ from tests.support.links.hostile import HostileDevice, fp32, hostile
 
 PATIENT = SplitOptions(spare_ms=8_000.0)
 """The tests' machine is busy with other work, and stands still at times."""
-PLAN = PlacedSegments(devices=(HOME, "a", "a", "a"))
+PLAN = PlacedSegments(devices=(COORDINATOR, "a", "a", "a"))
 DEADLINE_MS = 10_000.0
 FLIGHTS = 4
 
@@ -66,7 +66,7 @@ async def silent(device: HostileDevice, message: RanSegments, content: bytes) ->
 BREAKING: dict[str, tuple[Any, str]] = {
     "a huge payload": (huge, f"payload of {2**60} bytes; allowed here: 20"),
     "a huge header": (huge_header, "header of 2147483648 bytes"),
-    "an answer to nobody": (to_nobody, "request 1000000, for which home does not wait"),
+    "an answer to nobody": (to_nobody, "request 1000000, for which the coordinator does not wait"),
     "too many tensors": (many_tensors, "100 tensors; allowed here: 1 in fp32"),
     "a garbled answer": (garbled, "its payload does not fit its checksum"),
     # the end of the connection is noticed by reading inside of the answer, or by sending the next request
@@ -76,7 +76,7 @@ BREAKING: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", BREAKING)
-def test_a_device_that_breaks_the_rules_goes_out_and_home_answers(
+def test_a_device_that_breaks_the_rules_goes_out_and_coordinator_answers(
     case: str, split: SplitSubNet, reference: Reference
 ) -> None:
     answer, line = BREAKING[case]
@@ -91,9 +91,11 @@ def test_a_device_that_breaks_the_rules_goes_out_and_home_answers(
         tracemalloc.stop()
         for x, found in zip(xs, answers, strict=True):
             assert same(found.answer, reference(x))
-            assert found.at_home is not None or found.devices == (HOME,)  # planned after the device had gone
+            assert found.on_coordinator is not None or found.devices == (
+                COORDINATOR,
+            )  # planned after the device had gone
             assert not found.late
-        assert answers[0].at_home is not None
+        assert answers[0].on_coordinator is not None
         assert any(line in event.reason for event in network.events if event.state == "out"), network.events
         assert most < 8 << 20
         assert network.counts.answered == FLIGHTS

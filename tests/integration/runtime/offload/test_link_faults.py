@@ -10,32 +10,32 @@ import pytest
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, Peer
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tests.support.agents.agent_processes import TOKEN, soon
 from tests.support.links.devices import Reference, ServingDevice, are_in, inputs, same, serving
 from tests.support.links.relay import LinkRelay, address_of, relayed
 
 PATIENT = SplitOptions(spare_ms=8_000.0)
 """The tests' machine is busy with other work, and stands still at times."""
-PLAN = PlacedSegments(devices=(HOME, "a", "a", "a"))
+PLAN = PlacedSegments(devices=(COORDINATOR, "a", "a", "a"))
 DEADLINE_MS = 60_000.0
 SHORT_MS = 10_000.0
-"""Of requests that devices keep: home begins them 8 s before, that is after 2 s."""
+"""Of requests that devices keep: the coordinator begins them 8 s before, that is after 2 s."""
 FLIGHTS = 5
 BOUNDARY_BYTES = 4 * 16 * 8 * 8
 
 
 def answered(network: SplitNetwork, reference: Reference, xs: list[Any], deadline_ms: float = DEADLINE_MS) -> int:
-    """How many requests home finished against the plan; all are right and in time."""
+    """How many requests the coordinator finished against the plan; all are right and in time."""
     futures = [network.submit(x, deadline_ms) for x in xs]
     found = [future.result(120) for future in futures]
     for x, one in zip(xs, found, strict=True):
         assert same(one.answer, reference(x))
         assert not one.late, one
-    return sum(one.at_home is not None for one in found)
+    return sum(one.on_coordinator is not None for one in found)
 
 
-def test_home_does_nothing_for_a_request_for_which_nobody_waits(
+def test_coordinator_does_nothing_for_a_request_for_which_nobody_waits(
     split: SplitSubNet, reference: Reference, device: ServingDevice
 ) -> None:
     with relayed(device.url) as relay:
@@ -50,7 +50,7 @@ def test_home_does_nothing_for_a_request_for_which_nobody_waits(
                 left.result(120)
             assert same(waited_for.result(120).answer, reference(inputs(split, 2)[1]))
             counts = network.counts
-            assert (counts.left, counts.at_home, counts.answered, counts.failed) == (1, 1, 1, 0)
+            assert (counts.left, counts.on_coordinator, counts.answered, counts.failed) == (1, 1, 1, 0)
 
 
 LINK_FAULTS: dict[str, Callable[[LinkRelay], None]] = {
@@ -75,8 +75,8 @@ def test_a_fault_of_the_link_loses_no_request(
             assert are_in(network, "a"), network.states
             assert answered(network, reference, inputs(split, FLIGHTS)) == 0
             LINK_FAULTS[fault](relay)
-            came_home = answered(network, reference, inputs(split, FLIGHTS, 1), SHORT_MS)
-            assert came_home > 0 or fault != "held"  # another one home may notice before it plans
+            came_coordinator = answered(network, reference, inputs(split, FLIGHTS, 1), SHORT_MS)
+            assert came_coordinator > 0 or fault != "held"  # another one coordinator may notice before it plans
             assert [event.state for event in network.events if event.device == "a"][:2] == ["in", "out"]
             relay.mend()
             relay.release()
@@ -122,10 +122,12 @@ def test_a_killed_device_loses_no_request(split: SplitSubNet, reference: Referen
             assert same(future.result(120).answer, reference(x))
             assert not future.result().late
         assert soon(lambda: network.states["a"][0] == "out")
-        assert answered(network, reference, inputs(split, FLIGHTS)) == 0, "home has the plan without the device"
+        assert answered(network, reference, inputs(split, FLIGHTS)) == 0, (
+            "the coordinator has the plan without the device"
+        )
         told = [(event.device, event.state) for event in network.events]
-        assert told[:4] == [("a", "in"), (HOME, "plan"), ("a", "out"), (HOME, "plan")]
-        assert network.events[-1].reason == "home 0-3: the first plan whose devices are in"
+        assert told[:4] == [("a", "in"), (COORDINATOR, "plan"), ("a", "out"), (COORDINATOR, "plan")]
+        assert network.events[-1].reason == "coordinator 0-3: the first plan whose devices are in"
 
 
 @pytest.mark.long
@@ -159,7 +161,7 @@ def test_a_killed_model_process_is_started_again(split: SplitSubNet, reference: 
         assert not set(psutil.Process(device.process.pid).children()) & set(killed)
 
 
-def test_two_homes_share_a_device(split: SplitSubNet, reference: Reference, device: ServingDevice) -> None:
+def test_two_coordinators_share_a_device(split: SplitSubNet, reference: Reference, device: ServingDevice) -> None:
     with (
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as first,
         SplitNetwork(split, {"a": device.address}, [PLAN], PATIENT) as second,
@@ -172,7 +174,7 @@ def test_two_homes_share_a_device(split: SplitSubNet, reference: Reference, devi
             assert same(future.result(120).answer, reference(xs[number // 2]))
             assert not future.result().late
         first.close()
-        assert answered(second, reference, xs[:FLIGHTS]) == 0, "the other home's end changes nothing"
+        assert answered(second, reference, xs[:FLIGHTS]) == 0, "the other coordinator's end changes nothing"
 
 
 def test_a_wrong_token_takes_the_device_out_for_good(split: SplitSubNet, device: ServingDevice) -> None:

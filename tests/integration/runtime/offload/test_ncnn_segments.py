@@ -1,4 +1,4 @@
-"""Different backends: home in onnxruntime and a device in ncnn, the reverse, and a device that takes none of the files."""
+"""Different backends: the coordinator in onnxruntime and a device in ncnn, the reverse, and a device that takes no file."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 import tailor_ir
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import PARTS_FILE, PartsManifest
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tasks.base.errors import UserError
 from tasks.placement.partition import ChainOptions, Settings, open_tables, plan_partition, write_parts, write_plans
 from tasks.placement.partition.parts import ncnn_jobs, session_of
@@ -39,42 +39,44 @@ def both(finished: tuple[Path, tailor_ir.SuperNet], tmp_path_factory: pytest.Tem
 
 
 @pytest.mark.few("ncnn-onnxruntime")
-@pytest.mark.parametrize(("home", "backend"), [("onnx", "ncnn"), ("ncnn", "onnxruntime"), ("ncnn", "ncnn")])
-def test_home_and_device_in_different_backends_answer_as_the_files_do(home: str, backend: str, both: Path) -> None:
-    split = SplitSubNet.open(both, home="ncnn" if home == "ncnn" else "onnx")
+@pytest.mark.parametrize(("coordinator", "backend"), [("onnx", "ncnn"), ("ncnn", "onnxruntime"), ("ncnn", "ncnn")])
+def test_coordinator_and_device_in_different_backends_answer_as_the_files_do(
+    coordinator: str, backend: str, both: Path
+) -> None:
+    split = SplitSubNet.open(both, coordinator="ncnn" if coordinator == "ncnn" else "onnx")
     reference, segments = Reference(split), len(split.subnet.segments)
     assert segments >= 2
-    plan = PlacedSegments(devices=(HOME, *["a"] * (segments - 1)))
+    plan = PlacedSegments(devices=(COORDINATOR, *["a"] * (segments - 1)))
     with serving(backend) as device, SplitNetwork(split, {"a": device.address}, [plan], CHECKED) as network:
         assert are_in(network, "a"), network.states
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS)
-            assert found.devices == (HOME, "a")
-            assert found.at_home is None
+            assert found.devices == (COORDINATOR, "a")
+            assert found.on_coordinator is None
             assert same(found.answer, reference(x), TOLERANCE)
         assert soon(lambda: network.counts.checked > 0)
         assert network.counts.wrong == 0
 
 
-def test_home_alone_answers_in_ncnn(both: Path) -> None:
-    split = SplitSubNet.open(both, home="ncnn")
+def test_coordinator_alone_answers_in_ncnn(both: Path) -> None:
+    split = SplitSubNet.open(both, coordinator="ncnn")
     reference = Reference(split)
-    with SplitNetwork(split, {}, [PlacedSegments(devices=(HOME,) * len(split.subnet.segments))]) as network:
+    with SplitNetwork(split, {}, [PlacedSegments(devices=(COORDINATOR,) * len(split.subnet.segments))]) as network:
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS).answer
             assert same(found, reference(x), TOLERANCE)
 
 
 def test_a_device_that_takes_none_of_the_files_is_excluded_with_what_it_takes(split: SplitSubNet) -> None:
-    plan = PlacedSegments(devices=(HOME, *["a"] * (len(split.subnet.segments) - 1)))
+    plan = PlacedSegments(devices=(COORDINATOR, *["a"] * (len(split.subnet.segments) - 1)))
     with serving("ncnn") as device, SplitNetwork(split, {"a": device.address}, [plan]) as network:
         assert soon(lambda: network.states["a"][0] == "excluded"), network.states
         assert "runs ncnn, which takes files of ncnn; this SubNet has files of onnx" in network.states["a"][1]
 
 
-def test_home_in_ncnn_needs_files_of_ncnn(chain: Path) -> None:
+def test_coordinator_in_ncnn_needs_files_of_ncnn(chain: Path) -> None:
     with pytest.raises(AdaptiveError, match=r"has no files of ncnn; allowed: onnx; write it with partition\.ncnn=true"):
-        SplitSubNet.open(chain, home="ncnn")
+        SplitSubNet.open(chain, coordinator="ncnn")
 
 
 @pytest.mark.long

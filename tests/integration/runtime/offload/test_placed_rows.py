@@ -1,4 +1,4 @@
-"""A bundle whose table has rows over devices: one decision chooses among them and those at home, while devices come and go."""
+"""A table with rows over devices: one decision chooses among them and the coordinator's, while devices come and go."""
 
 import os
 import threading
@@ -35,7 +35,7 @@ from adaptive_runtime.offload.placed import (
 )
 from adaptive_runtime.offload.rows import PlacedSubNets
 from adaptive_runtime.offload.split import (
-    HOME,
+    COORDINATOR,
     LinkUse,
     PlacementPlans,
     PlannedPlacement,
@@ -73,23 +73,23 @@ def loaded(bundle: PlacedBundle, tmp_path: Path) -> Iterator[tuple[DeployedModel
             yield model, device.address
 
 
-def test_the_table_has_rows_over_devices_beside_those_at_home(bundle: PlacedBundle) -> None:
+def test_the_table_has_rows_over_devices_beside_those_on_coordinator(bundle: PlacedBundle) -> None:
     manifest = bundle.manifest
-    home = BundleVariants.of(manifest, "onnx")
+    coordinator = BundleVariants.of(manifest, "onnx")
     every = BundleVariants.of(manifest, "onnx", placed=[bundle.large])
-    assert every.variants == (*home.variants, Variant(bundle.large, placed=True))
-    row, table = len(home.variants), every.table
+    assert every.variants == (*coordinator.variants, Variant(bundle.large, placed=True))
+    row, table = len(coordinator.variants), every.table
     placement = manifest.subnets[0].placement
     assert placement is not None
     assert placement.sent_mj is not None
     assert table.names[row] == f"{bundle.large} over devices"
     assert (table.accuracy[row], table.latency_ms[row]) == (table.accuracy[0], placement.latency_ms)
     assert table.energy_mj is not None
-    assert table.energy_mj[row] == LARGE_MJ * placement.home_share + placement.sent_mj
+    assert table.energy_mj[row] == LARGE_MJ * placement.coordinator_share + placement.sent_mj
     assert table.energy_mj[row] < table.energy_mj[1] < table.energy_mj[0]
     assert table.load_class is not None
     assert table.load_class[row] not in table.load_class[:row]
-    assert every.home_of == {row: 0}
+    assert every.coordinator_of == {row: 0}
 
 
 def sent_bytes(bundle: PlacedBundle, requests: int = 8) -> float:
@@ -133,7 +133,7 @@ def test_over_devices_a_subnet_has_the_figures_of_the_format_in_which_it_compute
     manifest = bundle.manifest.model_copy(update={"subnets": rows, "runs": {"onnx": run, "onnx_int8": run}})
     found = BundleVariants.of(manifest, "onnx_int8", placed=[bundle.large])
     row = found.variants.index(Variant(bundle.large, placed=True))
-    assert found.table.accuracy[found.home_of[row]] == 0.25
+    assert found.table.accuracy[found.coordinator_of[row]] == 0.25
     assert found.table.accuracy[row] == large.first_accuracy
     assert found.table.memory_mib_V[row] == large.memory.total_mib
     assert found.table.energy_mj is None or found.table.energy_mj[row] < LARGE_MJ
@@ -162,10 +162,10 @@ def test_one_decision_chooses_a_subnet_over_devices_and_says_why(
 
 
 class DecidedRows(NamedTuple):
-    """What decides, the row of a SubNet at home and that over the device, and all rows but the latter."""
+    """What decides, the row of a SubNet on the coordinator and that over the device, and all rows but the latter."""
 
     adaptation: Adaptation
-    home: int
+    coordinator: int
     over: int
     but_over: frozenset[int]
 
@@ -184,18 +184,18 @@ def decided(bundle: PlacedBundle) -> Iterator[DecidedRows]:
             adaptation = model.adaptation
             assert adaptation is not None
             rows = adaptation.variants.variants
-            home, over = (rows.index(Variant(bundle.large, placed=placed)) for placed in (False, True))
+            coordinator, over = (rows.index(Variant(bundle.large, placed=placed)) for placed in (False, True))
             but_over = frozenset(range(len(rows))) - {over}
             assert soon(lambda: adaptation.choose(without=but_over).within)
-            yield DecidedRows(adaptation, home, over, but_over)
+            yield DecidedRows(adaptation, coordinator, over, but_over)
 
 
-def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(decided: DecidedRows) -> None:
+def test_late_requests_on_coordinator_and_over_devices_make_each_more_careful_alone(decided: DecidedRows) -> None:
     adaptation, late_ms = decided.adaptation, 1.001 * BUDGET_MS
     before = adaptation.state.margins
-    assert adaptation.choose(without=frozenset({decided.over})).variant == decided.home
+    assert adaptation.choose(without=frozenset({decided.over})).variant == decided.coordinator
     for _ in range(3):
-        decided.served(decided.home, late_ms)
+        decided.served(decided.coordinator, late_ms)
     then = adaptation.state.margins
     assert then[0] > 2 * before[0]
     assert then[1] == pytest.approx(before[1], rel=0.02)  # three requests elsewhere
@@ -206,16 +206,16 @@ def test_late_requests_at_home_and_over_devices_make_each_more_careful_alone(dec
     assert 0.9 * then[0] < adaptation.state.margins[0] < then[0]
 
 
-def test_the_fastest_row_at_home_that_is_ready_stands_in(decided: DecidedRows) -> None:
+def test_the_fastest_row_on_coordinator_that_is_ready_stands_in(decided: DecidedRows) -> None:
     adaptation, rows = decided.adaptation, range(len(decided.adaptation.variants.table))
-    at_home = sorted(set(rows) - {decided.over}, key=adaptation.variants.table.latency_ms.__getitem__)
-    for count in range(len(at_home)):
-        adaptation.choose(cold=frozenset(at_home[:count]))
+    on_coordinator = sorted(set(rows) - {decided.over}, key=adaptation.variants.table.latency_ms.__getitem__)
+    for count in range(len(on_coordinator)):
+        adaptation.choose(cold=frozenset(on_coordinator[:count]))
         found = adaptation.fallback()
         assert found is not None
-        assert found.row == at_home[count]
+        assert found.row == on_coordinator[count]
         assert 0 < found.takes_ms < BUDGET_MS
-    adaptation.choose(cold=frozenset(at_home))
+    adaptation.choose(cold=frozenset(on_coordinator))
     assert adaptation.fallback() is None
     adaptation.choose()
     adaptation.set_limits(budget_ms=1e-3)
@@ -226,18 +226,18 @@ def test_the_fastest_row_at_home_that_is_ready_stands_in(decided: DecidedRows) -
 def test_a_device_that_was_late_where_nothing_keeps_the_limits_rests(decided: DecidedRows) -> None:
     adaptation = decided.adaptation
     for rest in (FIRST_BACKOFF, 2 * FIRST_BACKOFF):
-        adaptation.set_limits(memory_mib=1e-6)  # no row keeps it, and home keeps the budget
+        adaptation.set_limits(memory_mib=1e-6)  # no row keeps it, and the coordinator keeps the budget
         decision = adaptation.choose(without=decided.but_over)
         assert (decision.variant, decision.within) == (decided.over, False)
         decided.served(decided.over, 2 * BUDGET_MS)
         adaptation.set_limits(memory_mib=None)
         for _ in range(rest):
-            assert adaptation.choose(without=frozenset({decided.home})).variant != decided.over
-            decided.served(decided.home, 1.0)
+            assert adaptation.choose(without=frozenset({decided.coordinator})).variant != decided.over
+            decided.served(decided.coordinator, 1.0)
         assert adaptation.choose(without=decided.but_over).variant == decided.over
 
 
-def test_values_that_no_device_takes_are_answered_at_home_and_nothing_is_taken_out(
+def test_values_that_no_device_takes_are_answered_on_coordinator_and_nothing_is_taken_out(
     bundle: PlacedBundle, loaded: tuple[DeployedModel, DeviceAddress]
 ) -> None:
     model, _ = loaded
@@ -251,20 +251,20 @@ def test_values_that_no_device_takes_are_answered_at_home_and_nothing_is_taken_o
 
 
 @pytest.mark.long
-def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_when_it_is_back(
+def test_rows_on_coordinator_answer_while_the_device_is_gone_and_it_is_chosen_again_when_it_is_back(
     bundle: PlacedBundle, token: Path, tmp_path: Path
 ) -> None:
     with serving() as device:
         port = urlsplit(device.url).port
         words = ["--budget-ms", str(BUDGET_MS), "--policy", FRUGAL, "--device", f"{SERVER}=127.0.0.1:{port}"]
         words += ["--device-token", f"{SERVER}={token}", "--niceness", "1"]
-        with served(bundle.folder, tmp_path / "log", *words) as home:
+        with served(bundle.folder, tmp_path / "log", *words) as coordinator:
             statuses, over = list[int](), threading.Event()
-            threads = [int(one.name) for one in Path(f"/proc/{home.process.pid}/task").iterdir()]
+            threads = [int(one.name) for one in Path(f"/proc/{coordinator.process.pid}/task").iterdir()]
             assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {1}
 
             def told() -> dict[str, str]:
-                response = home.http.post(INFER, **body(bundle.x))
+                response = coordinator.http.post(INFER, **body(bundle.x))
                 statuses.append(response.status_code)
                 parameters: dict[str, str] = response.json()["parameters"]
                 return parameters
@@ -274,16 +274,16 @@ def test_rows_at_home_answer_while_the_device_is_gone_and_it_is_chosen_again_whe
                 device.process.kill()
                 device.process.wait()
                 assert soon(lambda: told()["subnet"] == bundle.small)
-            state = home.state()
+            state = coordinator.state()
             assert [one["state"] for one in state["split"]["devices"]] != ["in"]
-            assert state["split"]["plan"] == ["home"]
+            assert state["split"]["plan"] == ["coordinator"]
             reasons = [one["reason"] for one in state["decisions"] if one["step"] == "down"]
             assert any(f"over devices (100.00%) cannot run: {SERVER} is out" in one for one in reasons)
             with serving("onnxruntime", "--port", str(port)):
                 assert soon(lambda: told().get("devices") == SERVER)
-                split = home.state()["split"]
+                split = coordinator.state()["split"]
                 assert SERVER in split["plan"]
-                assert 'autotailor_device_in{device="server"} 1.0' in home.http.get("/metrics").text
+                assert 'autotailor_device_in{device="server"} 1.0' in coordinator.http.get("/metrics").text
             assert set(statuses) == {200}
 
 
@@ -383,7 +383,9 @@ def test_a_run_gives_up_once_for_a_stand_in_and_its_answer_still_counts() -> Non
 
 def split_answer(answer: np.ndarray, latency_ms: float = 60.0, devices: tuple[str, ...] = (SERVER,)) -> SplitAnswer:
     """As planned, in time."""
-    return SplitAnswer(answer=answer, latency_ms=latency_ms, devices=devices, segments=(), at_home=None, late=False)
+    return SplitAnswer(
+        answer=answer, latency_ms=latency_ms, devices=devices, segments=(), on_coordinator=None, late=False
+    )
 
 
 def back(answer: SplitAnswer) -> "Future[SplitAnswer]":
@@ -404,12 +406,12 @@ def run_of(future: "Future[SplitAnswer]") -> PlacedRun:
 
 
 @pytest.mark.long
-def test_a_stand_in_at_home_answers_in_time_where_the_device_has_not(
+def test_a_stand_in_on_coordinator_answers_in_time_where_the_device_has_not(
     bundle: PlacedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         PlacedSubNet, "_deadline_ms", lambda *_: BUDGET_MS
-    )  # home waits longer than the request may take
+    )  # the coordinator waits longer than the request may take
     with serving() as device, relayed(device.url) as relay:
         devices = {SERVER: DeviceAddress(url=address_of(relay), token=TOKEN)}
         with adaptive_runtime.load(bundle.folder, BUDGET_MS, adapts=True, policy=FRUGAL, devices=devices) as model:
@@ -464,7 +466,7 @@ def test_a_run_says_nothing_of_devices_that_it_did_not_run_on(
         with closing(placed):
             large = placed.subnets[bundle.large]
             assert are_in(large.network, SERVER)
-            for devices, counts in (((HOME, "another"), False), ((HOME, SERVER), True)):
+            for devices, counts in (((COORDINATOR, "another"), False), ((COORDINATOR, SERVER), True)):
                 slow = back(split_answer(bundle.x, latency_ms=1e6, devices=devices))
                 monkeypatch.setattr(large.network, "submit", lambda *_, slow=slow: slow)
                 assert large.expected(1.0, 0.0) is not None
@@ -492,7 +494,7 @@ def test_runs_that_take_longer_than_expected_count_until_they_are_long_ago() -> 
 
 def test_later_runs_are_compared_with_the_plan_and_not_with_runs_before_them() -> None:
     use = LinkUse(messages=1, up_bytes=125_000, down_bytes=0)
-    plan = PlannedPlacement(devices=(HOME, SERVER), home_ms=2.0, others_ms=1.0, links={SERVER: use})
+    plan = PlannedPlacement(devices=(COORDINATOR, SERVER), coordinator_ms=2.0, others_ms=1.0, links={SERVER: use})
     links = {SERVER: MeasuredLink(up_mbps=10.0, down_mbps=10.0, round_trip_ms=2.0)}
     found = expected(SendingPlan(plan, "fp32", 105.0), links, 0.0, (3.0, 0.5))
     assert (found.planned_ms, found.mean_ms, found.deviation_ms) == pytest.approx((105.0, 315.0, 52.5))

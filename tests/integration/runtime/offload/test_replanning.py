@@ -15,7 +15,7 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.offload.links.measures import LEAST_BYTES
 from adaptive_runtime.offload.split import (
-    HOME,
+    COORDINATOR,
     EnvelopePlacements,
     PlacedSegments,
     PlacementPlans,
@@ -29,7 +29,7 @@ from adaptive_runtime.offload.split.replanning import LatestRuns
 from profiling_agents.messages import ActivationCoding
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import Reference, ServingDevice, are_in, inputs, same, write_chain
-from tests.support.links.plans import HOME_MS, SEGMENTS, plans_of
+from tests.support.links.plans import COORDINATOR_MS, SEGMENTS, plans_of
 from tests.support.links.relay import address_of, relayed
 
 DEADLINE_MS = 60_000.0
@@ -69,11 +69,11 @@ Change = dict[str, Any]
             {"digest": "0" * 64},
             "has plans for segments 000000000000; allowed: plans for .*, which is open; use the plans",
         ),
-        ({"peers": ["b"]}, "plan 1 names devices besides b, home"),
-        ({"home_ms": [1.0]}, "plan 0 is for 4 segments, not 1"),
+        ({"peers": ["b"]}, "plan 1 names devices besides b, coordinator"),
+        ({"coordinator_ms": [1.0]}, "plan 0 is for 4 segments, not 1"),
         ({"slow_down": [2.0, 1.0]}, "slow_down from 2 to 1"),
         ({"plans": []}, "plans: "),
-        ({"home_ms": [0.0] * 4}, "home's segments take no time"),
+        ({"coordinator_ms": [0.0] * 4}, "the coordinator's segments take no time"),
     ],
 )
 def test_plans_that_are_none_are_refused(change: Change, line: str, split: SplitSubNet, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_faster_plan_is_taken_after_the_dwell_and_a_worse_one_left_at_once(spl
     there, back = choice.changes
     assert (there.left, there.taken) == (back.taken, back.left)
     assert "a faster plan was there for 1 s" in there.reason
-    assert "and home alone 400 ms" in back.reason
+    assert "and the coordinator alone 400 ms" in back.reason
     assert back.left_ms is not None
-    assert back.left_ms > back.taken_ms == SEGMENTS * HOME_MS
+    assert back.left_ms > back.taken_ms == SEGMENTS * COORDINATOR_MS
 
 
 def test_a_device_that_leaves_is_left_at_once(split: SplitSubNet) -> None:
@@ -142,13 +142,13 @@ def test_a_plan_that_is_hardly_faster_is_not_taken(split: SplitSubNet) -> None:
 def test_tensors_in_fewer_bits_take_less_time(split: SplitSubNet) -> None:
     plans, links = plans_of(split, "a"), {"a": link(0.1, 0.0)}
     whole, half = (EnvelopePlacements(plans, coding=coding).latencies_ms(links)[1] for coding in ("fp32", "fp16"))
-    use, computed_ms = plans.plans[1].links["a"], HOME_MS + SEGMENTS - 1
+    use, computed_ms = plans.plans[1].links["a"], COORDINATOR_MS + SEGMENTS - 1
     assert whole == pytest.approx(computed_ms + (use.up_bytes + use.down_bytes) * 8e-3 / 0.1)
     assert half - computed_ms == pytest.approx((whole - computed_ms) / 2)
 
 
 def test_a_plan_sends_in_the_coding_that_is_faster_now(split: SplitSubNet) -> None:
-    """Coding in int8 takes 5 ms at home, which is known once a request was sent in it."""
+    """Coding in int8 takes 5 ms on the coordinator, which is known once a request was sent in it."""
     plans = plans_of(split, "a")
     use = plans.plans[2].links["a"]
 
@@ -186,13 +186,13 @@ class AlternatingCodings(PreferredPlacements):
 
 
 def test_each_request_is_sent_in_the_coding_that_was_chosen_for_it(device: ServingDevice, split: SplitSubNet) -> None:
-    choice, reference = AlternatingCodings(PlacedSegments(devices=(HOME, "a", "a", "a"))), Reference(split)
+    choice, reference = AlternatingCodings(PlacedSegments(devices=(COORDINATOR, "a", "a", "a"))), Reference(split)
     options = SplitOptions(check_share=1.0)
     with SplitNetwork(split, {"a": DeviceAddress(url=device.url, token=TOKEN)}, choice, options) as network:
         assert are_in(network, "a")
         for x in inputs(split, 20):
             found, coding = network.infer(x, DEADLINE_MS), choice.coding
-            assert found.at_home is None
+            assert found.on_coordinator is None
             assert same(found.answer, reference(x), 1e-6) == (coding == "fp32")
             assert same(found.answer, reference(x), 0.1)
         assert network.counts.wrong == 0, "checks allow for the coding of each"
@@ -206,14 +206,14 @@ def test_nothing_is_sent_over_a_link_of_which_nothing_is_known(split: SplitSubNe
     assert not choice.changes
 
 
-def test_slow_down_is_of_all_that_home_runs_and_within_the_range(split: SplitSubNet) -> None:
+def test_slow_down_is_of_all_thon_coordinator_runs_and_within_the_range(split: SplitSubNet) -> None:
     choice = EnvelopePlacements(plans_of(split, "a"))
     assert choice.slow_down == 1.0
-    choice.ran_at_home(0, [250.0, 150.0])
+    choice.ran_on_coordinator(0, [250.0, 150.0])
     assert choice.slow_down == pytest.approx(2.0)
-    choice.ran_at_home(2, [500.0])
+    choice.ran_on_coordinator(2, [500.0])
     assert choice.slow_down == pytest.approx((400 + 500) / (200 + 100))
-    choice.ran_at_home(0, [1e6] * 4)
+    choice.ran_on_coordinator(0, [1e6] * 4)
     assert choice.slow_down == 8.0
     assert EnvelopePlacements(plans_of(split, "a")).slow_down == 1.0
 
@@ -221,16 +221,16 @@ def test_slow_down_is_of_all_that_home_runs_and_within_the_range(split: SplitSub
 def test_what_runs_take_beyond_their_segments_is_predicted_for_each_run(split: SplitSubNet) -> None:
     plans, links = plans_of(split, "a"), {"a": FAST}
     choice = EnvelopePlacements(plans, clock=Clock())
-    choice.ran_at_home(0, plans.home_ms)
+    choice.ran_on_coordinator(0, plans.coordinator_ms)
     before = choice.latencies_ms(links)
-    choice.ran_at_home(0, plans.home_ms, handed_ms=6.0)
+    choice.ran_on_coordinator(0, plans.coordinator_ms, handed_ms=6.0)
     after = choice.latencies_ms(links)
     for at, plan in enumerate(plans.plans):
-        runs = sum(leg.device == HOME for leg in plan.segments)
+        runs = sum(leg.device == COORDINATOR for leg in plan.segments)
         assert after[at] - before[at] == pytest.approx(3.0 * runs), "the mean of two runs"
     choice.ran_elsewhere(2.0, "fp32")
     for at, plan in enumerate(plans.plans):
-        elsewhere = sum(leg.device != HOME for leg in plan.segments)
+        elsewhere = sum(leg.device != COORDINATOR for leg in plan.segments)
         assert choice.latencies_ms(links)[at] - after[at] == pytest.approx(2.0 * elsewhere)
 
 
@@ -247,11 +247,11 @@ def test_the_latest_runs_are_those_of_a_second_and_at_least_eight() -> None:
     assert runs.handed_ms == pytest.approx(np.mean(range(12, 20)))
 
 
-def test_load_at_home_makes_a_slow_link_pay(split: SplitSubNet) -> None:
+def test_load_on_coordinator_makes_a_slow_link_pay(split: SplitSubNet) -> None:
     link_now = {"a": link(10.0, 450.0)}
     choice = EnvelopePlacements(plans_of(split, "a"), ReplanRules(dwell_s=0.0), Clock())
     assert not choice.choose(link_now).peers
-    choice.ran_at_home(0, [HOME_MS * 4] * SEGMENTS)
+    choice.ran_on_coordinator(0, [COORDINATOR_MS * 4] * SEGMENTS)
     assert choice.choose(link_now).peers == {"a"}
     assert choice.changes[-1].slow_down == pytest.approx(4.0)
 
@@ -265,7 +265,7 @@ steps = st.lists(
 
 @settings(deadline=None)
 @given(steps, st.integers(1, 4), st.sampled_from([0.0, 1.0]))
-def test_changes_are_few_and_no_plan_is_worse_than_home(
+def test_changes_are_few_and_no_plan_is_worse_than_coordinator(
     split: SplitSubNet, drawn: list[tuple[float, dict[str, float]]], most: int, dwell_s: float
 ) -> None:
     clock, plans = Clock(), plans_of(split, "a", "b")
@@ -279,8 +279,8 @@ def test_changes_are_few_and_no_plan_is_worse_than_home(
         assert latencies_ms[plans.plans.index(plan)] <= latencies_ms[0]
     sent = [one.time_s for one in choice.changes if one.taken.peers]
     assert all(later - earlier >= 60 for earlier, later in zip(sent, sent[most:], strict=False))
-    home = [one for one in choice.changes if not one.taken.peers]
-    assert len(home) <= len(sent)
+    coordinator = [one for one in choice.changes if not one.taken.peers]
+    assert len(coordinator) <= len(sent)
     assert all(one.left != one.taken for one in choice.changes)
 
 
@@ -299,7 +299,9 @@ def test_the_plan_follows_a_real_link(device: ServingDevice, tmp_path: Path) -> 
     split = SplitSubNet.open(write_chain(tmp_path / "wide", channels=64))
     reference = Reference(split)
     plans = plans_of(split, "a")
-    plans = plans.model_copy(update={"plans": plans.plans[:2]})  # home alone, or all but the first segment there
+    plans = plans.model_copy(
+        update={"plans": plans.plans[:2]}
+    )  # the coordinator alone, or all but the first segment there
     assert plans.plans[1].links["a"].up_bytes >= LEAST_BYTES, "tells the bandwidth"
     choice = EnvelopePlacements(plans, ReplanRules(dwell_s=0.2, most_per_minute=600))
     with relayed(device.url) as relay:
@@ -317,7 +319,7 @@ def test_the_plan_follows_a_real_link(device: ServingDevice, tmp_path: Path) -> 
                     asked += 1
                     assert same(found.answer, reference(x))
                     assert not found.late
-                    if set(found.devices) - {HOME} == peers and found.at_home is None:
+                    if set(found.devices) - {COORDINATOR} == peers and found.on_coordinator is None:
                         return True
                     time.sleep(0.02)
                 return False
@@ -333,21 +335,21 @@ def test_the_plan_follows_a_real_link(device: ServingDevice, tmp_path: Path) -> 
             assert network.counts.answered == asked
             assert network.counts.failed == network.counts.wrong == 0
             told = [event for event in network.events if event.state == "plan"]
-            assert [event.device for event in told] == [HOME] * len(choice.changes)
+            assert [event.device for event in told] == [COORDINATOR] * len(choice.changes)
             assert [event.reason for event in told] == [f"{one.taken}: {one.reason}" for one in choice.changes]
-            assert any(event.reason.startswith("home 0, a 1-3: ") for event in told)
+            assert any(event.reason.startswith("coordinator 0, a 1-3: ") for event in told)
     taken = [set(one.taken.peers) for one in choice.changes]
     assert taken[0] == taken[-1] == {"a"}
     assert set() in taken
 
 
-def test_a_plan_that_always_sends_comes_home_only_where_no_other_can_be_followed(split: SplitSubNet) -> None:
+def test_a_plan_that_always_sends_comes_coordinator_only_where_no_other_can_be_followed(split: SplitSubNet) -> None:
     clock = Clock()
-    plans = plans_of(split, "a", home_ms=0.001)
+    plans = plans_of(split, "a", coordinator_ms=0.001)
     choice = EnvelopePlacements(plans, ReplanRules(dwell_s=0.0), clock, sends=True)
     assert not choice.choose({}).peers
     assert choice.sending({}, 1.0) is None
-    assert choice.choose({"a": FAST}).peers == {"a"}  # at once, though home alone is faster
+    assert choice.choose({"a": FAST}).peers == {"a"}  # at once, though the coordinator alone is faster
     assert choice.reason == "another device can take part"
     clock.now_s = 1.0
     assert choice.choose({"a": SLOW}).peers == {"a"}
@@ -359,9 +361,9 @@ def test_a_plan_that_always_sends_comes_home_only_where_no_other_can_be_followed
     assert not choice.choose({}).peers
 
 
-def test_home_counts_as_slow_as_something_else_knows_it(split: SplitSubNet) -> None:
+def test_coordinator_counts_as_slow_as_something_else_knows_it(split: SplitSubNet) -> None:
     choice = EnvelopePlacements(plans_of(split, "a"), clock=Clock())
-    choice.ran_at_home(0, [HOME_MS] * SEGMENTS)
+    choice.ran_on_coordinator(0, [COORDINATOR_MS] * SEGMENTS)
     before = choice.latencies_ms({})[0]
     choice.known_slow_down = 3.0
     assert choice.slow_down == 3.0

@@ -165,7 +165,10 @@ AFTER_LOADING: dict[str, tuple[Attack, str]] = {
         lambda split: frame(b'{"kind":"probe","request":0,"bytes":999999999,"back":0}'),
         "frame: probe.bytes",
     ),
-    "a foreign file": (lambda split: frame(SentFile(sha256="0" * 64), b"x"), "a file that no SubNet of this home has"),
+    "a foreign file": (
+        lambda split: frame(SentFile(sha256="0" * 64), b"x"),
+        "a file that no SubNet of this coordinator has",
+    ),
     "a second token": (lambda split: frame(HELLO), "the token was shown already"),
 }
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from benchmarks.simulation.link_trace import BandwidthTrace
 from profiling_agents.messages import LoadedSubNet, LoadSubNet
 from tests.integration.agents.test_agents_cli import write_certificate
@@ -18,7 +18,7 @@ from tests.support.agents.agent_processes import TOKEN, refused, soon
 from tests.support.links.devices import Reference, ServingDevice, are_in, inputs, same, serving, write_chain
 from tests.support.links.relay import address_of, relayed
 
-PLAN = PlacedSegments(devices=(HOME, "a", "a", "a"))
+PLAN = PlacedSegments(devices=(COORDINATOR, "a", "a", "a"))
 DEADLINE_MS = 60_000.0
 CHECKED = SplitOptions(check_share=1.0)
 
@@ -39,7 +39,7 @@ def test_other_backends_serve_the_same_segments(backend: str, split: SplitSubNet
         assert are_in(network, "a"), network.states
         for x in inputs(split, 3):
             found = network.infer(x, DEADLINE_MS)
-            assert found.devices == (HOME, "a")
+            assert found.devices == (COORDINATOR, "a")
             assert same(found.answer, reference(x), 1e-3)
         assert network.counts.wrong == 0
 
@@ -57,7 +57,7 @@ def test_a_stream_by_tls_takes_the_device_s_certificate(
             assert are_in(network, "a"), network.states
             (x,) = inputs(split, 1)
             found = network.infer(x, DEADLINE_MS)
-            assert found.devices == (HOME, "a")
+            assert found.devices == (COORDINATOR, "a")
             assert same(found.answer, reference(x))
         with split_over(split, DeviceAddress(url=url, token=TOKEN)) as network:
             assert soon(lambda: "CERTIFICATE_VERIFY_FAILED" in network.states["a"][1]), network.states
@@ -88,7 +88,9 @@ def made_splits(folder: Path, count: int) -> list[SplitSubNet]:
 
 
 @pytest.mark.long
-def test_files_are_sent_once_and_one_subnet_too_many_takes_the_place_of_one_without_a_home(tmp_path: Path) -> None:
+def test_files_are_sent_once_and_one_subnet_too_many_takes_the_place_of_one_without_a_coordinator(
+    tmp_path: Path,
+) -> None:
     with serving("onnxruntime", "--max-subnets", "2") as device:
         for split in made_splits(tmp_path, 3):
             with greeted(device) as caller:

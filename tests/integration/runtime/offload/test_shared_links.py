@@ -79,7 +79,7 @@ def test_a_device_that_one_subnet_finds_frozen_takes_no_part_for_the_others_unti
             assert small.expected(1.0, 0.0) is not None
             os.kill(device.process.pid, signal.SIGSTOP)
             try:
-                assert large.network.infer(bundle.x, LATE_MS).at_home is not None
+                assert large.network.infer(bundle.x, LATE_MS).on_coordinator is not None
                 assert small.network.states[SERVER][0] == "in"
                 assert small.expected(1.0, 0.0) is None
             finally:

@@ -1,4 +1,4 @@
-"""A SubNet over real devices on loopback answers as its files do, and goes home when devices fail."""
+"""A SubNet over real devices on loopback answers as its files do, and goes to the coordinator when devices fail."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,9 +9,9 @@ import pytest
 
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
-from adaptive_runtime.offload.split.segments import HomeSegments, Loaded
-from benchmarks.day_played import SlowerHome
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split.segments import CoordinatorSegments, Loaded
+from benchmarks.day_played import SlowerCoordinator
 from profiling_agents.messages import ActivationCoding
 from tasks.placement.bundled import CodedSubNet
 from tests.support.agents.agent_processes import soon
@@ -24,7 +24,12 @@ def plan(*devices: str) -> PlacedSegments:
     return PlacedSegments(devices=devices)
 
 
-PLANS = [(HOME, "a", "a", "a"), ("a", "a", "a", "a"), (HOME, "a", HOME, "a"), (HOME, HOME, "a", HOME)]
+PLANS = [
+    (COORDINATOR, "a", "a", "a"),
+    ("a", "a", "a", "a"),
+    (COORDINATOR, "a", COORDINATOR, "a"),
+    (COORDINATOR, COORDINATOR, "a", COORDINATOR),
+]
 
 
 @pytest.mark.parametrize("devices", PLANS, ids="-".join)
@@ -37,7 +42,7 @@ def test_a_plan_answers_as_the_files_do(
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS)
             assert same(found.answer, reference(x))
-            assert found.at_home is None
+            assert found.on_coordinator is None
             assert not found.late
             assert [(leg.device, leg.first, leg.last) for leg in found.segments] == list(plan(*devices).segments)
         assert network.counts.wrong == 0
@@ -53,12 +58,12 @@ def test_coded_values_are_judged_as_another_device_gets_them(
         assert are_in(network, "a"), network.states
         for x in inputs(split, 3):
             found = network.infer(x, DEADLINE_MS)
-            assert found.at_home is None
+            assert found.on_coordinator is None
             assert same(coded.infer(x), found.answer)
             assert not same(coded.infer(x), reference(x))
 
 
-class CountedHome(HomeSegments):
+class CountedCoordinator(CoordinatorSegments):
     """Counts the runs of segments."""
 
     runs = 0
@@ -71,23 +76,23 @@ class CountedHome(HomeSegments):
         return segment(inputs)
 
 
-class SlowerCountedHome(SlowerHome, CountedHome):
+class SlowerCountedCoordinator(SlowerCoordinator, CountedCoordinator):
     """What it counts is run several times."""
 
 
-def test_home_may_be_another_one_and_slower_by_runs(
+def test_coordinator_may_be_another_one_and_slower_by_runs(
     split: SplitSubNet, reference: Reference, device: ServingDevice
 ) -> None:
-    home = SlowerCountedHome(split, 3)
-    plans, options = [plan(HOME, HOME, "a", "a")], SplitOptions(check_share=0.0)
-    with SplitNetwork(split, {"a": device.address}, plans, options, home) as network:
+    coordinator = SlowerCountedCoordinator(split, 3)
+    plans, options = [plan(COORDINATOR, COORDINATOR, "a", "a")], SplitOptions(check_share=0.0)
+    with SplitNetwork(split, {"a": device.address}, plans, options, coordinator) as network:
         assert are_in(network, "a")
-        before = home.runs
+        before = coordinator.runs
         (x,) = inputs(split, 1)
         found = network.infer(x, DEADLINE_MS)
     assert same(found.answer, reference(x))
-    assert found.at_home is None
-    assert home.runs - before == 2 * 3
+    assert found.on_coordinator is None
+    assert coordinator.runs - before == 2 * 3
 
 
 @pytest.mark.parametrize(("coding", "tolerance"), [("fp16", 5e-3), ("int8", 0.1)])
@@ -95,11 +100,11 @@ def test_tensors_cross_in_fewer_bits(
     coding: ActivationCoding, tolerance: float, split: SplitSubNet, reference: Reference, device: ServingDevice
 ) -> None:
     options = SplitOptions(coding=coding, check_share=1.0)
-    with SplitNetwork(split, {"a": device.address}, [plan(HOME, "a", "a", "a")], options) as network:
+    with SplitNetwork(split, {"a": device.address}, [plan(COORDINATOR, "a", "a", "a")], options) as network:
         assert are_in(network, "a")
         for x in inputs(split, 5):
             found = network.infer(x, DEADLINE_MS)
-            assert found.at_home is None
+            assert found.on_coordinator is None
             assert same(found.answer, reference(x), tolerance)
         assert network.states["a"][0] == "in", "what the coding does counts as no fault"
 
@@ -108,7 +113,7 @@ def test_requests_in_flight_are_answered_each_by_its_own_input(
     split: SplitSubNet, reference: Reference, device: ServingDevice
 ) -> None:
     xs = inputs(split, 40)
-    with SplitNetwork(split, {"a": device.address}, [plan(HOME, "a", "a", HOME)]) as network:
+    with SplitNetwork(split, {"a": device.address}, [plan(COORDINATOR, "a", "a", COORDINATOR)]) as network:
         assert are_in(network, "a")
         futures = [network.submit(x, DEADLINE_MS) for x in xs]
         for x, future in zip(xs, futures, strict=True):
@@ -117,20 +122,20 @@ def test_requests_in_flight_are_answered_each_by_its_own_input(
         assert network.counts.by_device["a"] >= 8
 
 
-def test_without_the_device_home_answers(split: SplitSubNet, reference: Reference) -> None:
+def test_without_the_device_coordinator_answers(split: SplitSubNet, reference: Reference) -> None:
     nobody = DeviceAddress(url="tcp://127.0.0.1:9", token="x" * 16)
-    with SplitNetwork(split, {"a": nobody}, [plan(HOME, "a", "a", "a")]) as network:
+    with SplitNetwork(split, {"a": nobody}, [plan(COORDINATOR, "a", "a", "a")]) as network:
         (x,) = inputs(split, 1)
         found = network.infer(x, DEADLINE_MS)
         assert same(found.answer, reference(x))
-        assert found.devices == (HOME,)
+        assert found.devices == (COORDINATOR,)
         assert not network.wait_for("a", timeout_s=0.2)
         assert soon(lambda: "cannot be reached" in network.states["a"][1]), network.states
         assert network.states["a"][0] == "out"
 
 
 def test_inputs_and_deadlines_that_cannot_be_are_refused(split: SplitSubNet) -> None:
-    with SplitNetwork(split, {}, [plan(*[HOME] * 4)]) as network:
+    with SplitNetwork(split, {}, [plan(*[COORDINATOR] * 4)]) as network:
         (x,) = inputs(split, 1)
         cases: tuple[tuple[Any, str], ...] = (
             (x.astype(np.float64), r"input: float64 .*; allowed: float32 \(1, 3, 16, 16\)"),
@@ -147,7 +152,7 @@ def test_inputs_and_deadlines_that_cannot_be_are_refused(split: SplitSubNet) -> 
 
 
 def test_the_link_is_measured_while_it_is_used(split: SplitSubNet, device: ServingDevice) -> None:
-    with SplitNetwork(split, {"a": device.address}, [plan(HOME, "a", "a", "a")]) as network:
+    with SplitNetwork(split, {"a": device.address}, [plan(COORDINATOR, "a", "a", "a")]) as network:
         assert are_in(network, "a")
         link = network.links["a"]
         assert link.round_trip_ms is not None

@@ -1,4 +1,4 @@
-"""A chain with exits over several devices: an exit at home that is sure enough answers, and nothing is sent."""
+"""A chain with exits over several devices: an exit on the coordinator that is sure enough answers, and nothing is sent."""
 
 import shutil
 from pathlib import Path
@@ -11,11 +11,11 @@ from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ChainManifest, ExitChain
 from adaptive_runtime.exits import Thresholds
 from adaptive_runtime.offload.links import DeviceAddress
-from adaptive_runtime.offload.split import HOME, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, SplitNetwork, SplitOptions, SplitSubNet
 from tests.support.links.devices import ServingDevice, are_in, inputs, same
 
 DEADLINE_MS = 60_000.0
-PLAN = PlacedSegments(devices=(HOME, HOME, "a", "a"))
+PLAN = PlacedSegments(devices=(COORDINATOR, COORDINATOR, "a", "a"))
 REQUESTS = 24
 
 
@@ -32,7 +32,9 @@ def early(chain: Path, xs: list[Any]) -> Thresholds:
     return Thresholds(measure="top_probability", thresholds=bars)
 
 
-def test_an_exit_at_home_answers_and_nothing_is_sent(chain: Path, split: SplitSubNet, device: ServingDevice) -> None:
+def test_an_exit_on_coordinator_answers_and_nothing_is_sent(
+    chain: Path, split: SplitSubNet, device: ServingDevice
+) -> None:
     xs = inputs(split, REQUESTS)
     thresholds = early(chain, xs)
     opened = SplitSubNet.open(chain, thresholds=thresholds)
@@ -49,7 +51,7 @@ def test_an_exit_at_home_answers_and_nothing_is_sent(chain: Path, split: SplitSu
             exits.append(int(expected.exits[0]))
             left = exits[-1] < 2
             assert found.exit == (exits[-1] if left else None)
-            assert found.devices == ((HOME,) if left else (HOME, "a"))
+            assert found.devices == ((COORDINATOR,) if left else (COORDINATOR, "a"))
             assert found.segments[0].last == (exits[-1] if left else 1)
         assert set(exits) == {0, 1, 3}
         assert network.counts.exited == sum(exit < 2 for exit in exits)
@@ -72,7 +74,7 @@ def test_exits_answer_without_the_device_too(chain: Path, split: SplitSubNet) ->
 
 def test_exits_behind_another_device_are_not_asked(chain: Path, split: SplitSubNet, device: ServingDevice) -> None:
     always = Thresholds(measure="top_probability", thresholds=(0.0, 0.0, 0.0))
-    away = PlacedSegments(devices=("a", HOME, HOME, "a"))
+    away = PlacedSegments(devices=("a", COORDINATOR, COORDINATOR, "a"))
     with (
         ExitChain.open(chain) as whole,
         SplitNetwork(SplitSubNet.open(chain, thresholds=always), {"a": device.address}, [away]) as network,
@@ -90,7 +92,7 @@ def test_a_chain_ends_at_the_exit_of_the_full_answer(chain: Path, split: SplitSu
     assert len(opened.subnet.segments) == 2
     with (
         ExitChain.open(chain, full) as whole,
-        SplitNetwork(opened, {}, [PlacedSegments(devices=(HOME, HOME))]) as network,
+        SplitNetwork(opened, {}, [PlacedSegments(devices=(COORDINATOR, COORDINATOR))]) as network,
     ):
         (x,) = inputs(split, 1)
         assert same(network.infer(x, DEADLINE_MS).answer, whole.infer(x).logits)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptive_runtime.offload.split import HOME, PlacementPlans, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacementPlans, SplitSubNet
 from adaptive_runtime.policy import ChoiceLimits
 from benchmarks.day import RESPONSE, cells, judged, played
 from benchmarks.day_played import play
@@ -28,10 +28,10 @@ def rows(bundle: PlacedBundle) -> LevelRows:
     return rows_of(bundle.folder, bundle.manifest, DEVICE)
 
 
-def test_rows_at_home_are_those_of_the_bundle_on_a_slower_device(rows: LevelRows, bundle: PlacedBundle) -> None:
-    at_home = [row for row, one in enumerate(rows.levels) if one.placement == HOME]
-    assert [rows.levels[row].subnet for row in at_home] == [one.digest for one in bundle.manifest.subnets]
-    for row, subnet in zip(at_home, bundle.manifest.subnets, strict=True):
+def test_rows_on_coordinator_are_those_of_the_bundle_on_a_slower_device(rows: LevelRows, bundle: PlacedBundle) -> None:
+    on_coordinator = [row for row, one in enumerate(rows.levels) if one.placement == COORDINATOR]
+    assert [rows.levels[row].subnet for row in on_coordinator] == [one.digest for one in bundle.manifest.subnets]
+    for row, subnet in zip(on_coordinator, bundle.manifest.subnets, strict=True):
         assert rows.table.latency_ms[row] == pytest.approx(10 * subnet.likely_ms)
         assert rows.table.energy_mj_V[row] == pytest.approx(20 * subnet.likely_ms)
 
@@ -46,14 +46,14 @@ def test_rows_over_the_other_device_are_those_of_the_bundle(rows: LevelRows, bun
     exact = [one for one in PlacementPlans.read(bundle.folder / large.plans, split).plans if one.peers]
     assert [one.devices for one in plans] == [one.devices for one in exact]
     for one, before in zip(plans, exact, strict=True):
-        assert (one.home_ms, one.others_ms) == pytest.approx((10 * before.home_ms, before.others_ms))
+        assert (one.coordinator_ms, one.others_ms) == pytest.approx((10 * before.coordinator_ms, before.others_ms))
         use, exact_use = one.links[SERVER], before.links[SERVER]
         assert use.up_bytes == exact_use.up_bytes / 4 + HEADER_BYTES * use.messages
 
 
 def test_a_placed_row_takes_the_link_and_the_power_of_sending(rows: LevelRows) -> None:
     ((row, plans),) = rows.placed.items()
-    whole = next(plan for plan in plans if HOME not in plan.devices)
+    whole = next(plan for plan in plans if COORDINATOR not in plan.devices)
     sent_ms = (INPUT_BYTES + 5 + 2 * HEADER_BYTES) * 8e-3 / NOMINAL_MBPS
     assert rows.table.latency_ms[row] == pytest.approx(whole.others_ms + NOMINAL_MS + sent_ms, rel=0.01)
     assert rows.table.energy_mj_V[row] == pytest.approx(0.5 * rows.table.latency_ms[row] + 3.0, abs=1.0)

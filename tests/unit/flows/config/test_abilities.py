@@ -38,7 +38,7 @@ def test_options_that_segmentation_cannot_do_yet_are_one_clear_line(overrides: l
         (["export.bundle=true", "export.adaptable=true"], "export.adaptable with data.kind=texts: .*to images alone"),
         (
             ["device=[onnxruntime,torch]", "partition.devices=[onnxruntime,torch]", "export.offload=true"],
-            "export.offload with data.kind=texts: .*home sends images alone to other devices; allowed: false",
+            "export.offload with data.kind=texts: .*the coordinator sends images alone to other devices; allowed: false",
         ),
         (["base.mixing.cutmix_alpha=1"], "base.mixing with data.kind=texts: .*numbers of words cannot be mixed"),
         (["model.backbone=encoder"], "model.backbone with data.kind=texts: .*of feature maps of images; allowed: null"),
@@ -77,7 +77,7 @@ def test_options_that_texts_cannot_do_yet_are_one_clear_line(overrides: list[str
         (["export.planned_memory=true"], "export.planned_memory with data.kind=image_and_motion: .*; allowed: false"),
         (
             ["partition.devices=[ncnn,onnxruntime]", "export.offload=true"],
-            "export.offload with data.kind=image_and_motion: .*home sends one input to other devices; allowed: false",
+            "export.offload with data.kind=image_and_motion: .*coordinator sends one input to other devices; allowed: false",
         ),
         (
             ["partition.devices=[ncnn,onnxruntime]"],

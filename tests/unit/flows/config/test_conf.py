@@ -93,7 +93,10 @@ def test_the_report_splits_over_all_devices_where_links_alone_are_given() -> Non
     ("overrides", "message"),
     [
         (["partition.devices=[ncnn,board]"], "partition.devices: 'board' is no device; allowed: ncnn, onnxruntime"),
-        (["partition.devices=[ncnn]"], r"devices: got \[ncnn\]; allowed: two to 6 different names, home first"),
+        (
+            ["partition.devices=[ncnn]"],
+            r"devices: got \[ncnn\]; allowed: two to 6 different names, the coordinator first",
+        ),
         (["partition.links={ncnn-board:{bandwidth_mbps:1,latency_ms:1}}"], "links.ncnn-board: it joins no two devices"),
         (
             ["partition.devices=[ncnn,onnxruntime]", "partition.parts=parts"],

@@ -40,11 +40,11 @@ def devices_of(plan: PlanRow) -> list[str]:
 def test_a_plan_splits_only_where_that_pays(run: Run) -> None:
     slow, middle, fast = answer_of(run, bandwidth_mbps=(0.01, 1.0, 1000.0)).plans
     operators = run[1].operators(run[1].max_config)
-    home_ms = sum(STEP_MS + one.macs / RATES["phone"] for one in operators)
+    coordinator_ms = sum(STEP_MS + one.macs / RATES["phone"] for one in operators)
     server_ms = sum(STEP_MS + one.macs / RATES["server"] for one in operators)
     assert devices_of(slow) == ["phone"]
     assert not slow.transfers
-    assert slow.latency_ms == pytest.approx(home_ms)
+    assert slow.latency_ms == pytest.approx(coordinator_ms)
     assert devices_of(fast) == ["server"]
     sent_ms = 8 * sum(transfer.bytes for transfer in fast.transfers) / 1e6
     assert fast.latency_ms == pytest.approx(server_ms + sent_ms + 2 * LATENCY_MS)
@@ -52,7 +52,7 @@ def test_a_plan_splits_only_where_that_pays(run: Run) -> None:
         assert plan.latency_ms <= min(plan.others_ms.values()) * (1 + 1e-9)
 
 
-def test_private_operators_stay_at_home(run: Run) -> None:
+def test_private_operators_stay_on_coordinator(run: Run) -> None:
     (plan,) = answer_of(run, bandwidth_mbps=(1000.0,), private=3).plans
     assert devices_of(plan) == ["phone", "server"]
     assert set(range(3)) <= set(plan.stays[0].operators)
@@ -90,7 +90,7 @@ def test_throughput_is_of_the_slowest_stage(run: Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"devices": ("phone",)}, r"devices: got \[phone\]; allowed: two to 6 different names, home first"),
+        ({"devices": ("phone",)}, r"devices: got \[phone\]; allowed: two to 6 different names, the coordinator first"),
         ({"slow_down": {"board": 2}}, "slow_down.board: there is no such device; allowed: phone, server"),
         ({"links": {"phone-board": {"bandwidth_mbps": 1, "latency_ms": 1}}}, "links.phone-board: it joins no two"),
         ({"energy_mj": 1.0, "objective": "throughput"}, "energy_mj: it is a limit of one request"),

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.bundle.chains import SEGMENTS_FILE
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
-from adaptive_runtime.offload.split import HOME, PlacedSegments, PreferredPlacements, SplitNetwork, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PlacedSegments, PreferredPlacements, SplitNetwork, SplitSubNet
 from adaptive_runtime.offload.split.runner import SpotCheck, largest_difference, latest_starts
 from profiling_agents.messages import ActivationCoding, ServedSubNet, coded_bytes
 from profiling_agents.streams import STEPS, decoded, decoded_all, encoded
@@ -87,8 +87,8 @@ def test_tensors_lie_one_behind_the_other() -> None:
 
 
 def test_neighbouring_segments_of_a_device_are_one_leg() -> None:
-    plan = PlacedSegments(devices=(HOME, "a", "a", "b", HOME))
-    assert [tuple(leg) for leg in plan.segments] == [(HOME, 0, 0), ("a", 1, 2), ("b", 3, 3), (HOME, 4, 4)]
+    plan = PlacedSegments(devices=(COORDINATOR, "a", "a", "b", COORDINATOR))
+    assert [tuple(leg) for leg in plan.segments] == [(COORDINATOR, 0, 0), ("a", 1, 2), ("b", 3, 3), (COORDINATOR, 4, 4)]
     assert plan.peers == {"a", "b"}
 
 
@@ -158,10 +158,10 @@ def test_a_chain_with_shared_weights_is_refused(chain: Path, tmp_path: Path) -> 
         SplitSubNet.open(folder)
 
 
-def test_home_is_no_other_device(split: SplitSubNet) -> None:
+def test_coordinator_is_no_other_device(split: SplitSubNet) -> None:
     address = DeviceAddress(url="tcp://127.0.0.1:1", token="t" * 16)
-    with pytest.raises(AdaptiveError, match="devices: one is called 'home'"):
-        SplitNetwork(split, {HOME: address}, [PlacedSegments(devices=(HOME,) * 4)])
+    with pytest.raises(AdaptiveError, match="devices: one is called 'coordinator'"):
+        SplitNetwork(split, {COORDINATOR: address}, [PlacedSegments(devices=(COORDINATOR,) * 4)])
 
 
 @pytest.mark.parametrize(("error", "wrong"), [(0.0, False), (4e-4, False), (2e-3, True), (np.nan, True)])

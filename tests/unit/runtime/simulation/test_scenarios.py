@@ -116,15 +116,15 @@ def test_rows_over_levels_are_found_by_their_level() -> None:
     found = {level: sorted(rows.only(level)) for level in ("subnet", "exit", "engine", "placement")}
     assert found == {"subnet": [0, 3], "exit": [0, 1], "engine": [0, 2], "placement": [0, 4]}
     assert sorted(rows.only("subnet", "placement")) == [0, 3, 4, 5]
-    assert [rows.home_of(row) for row in range(len(LEVELS))] == [0, 1, 2, 3, 0, 3]
+    assert [rows.coordinator_of(row) for row in range(len(LEVELS))] == [0, 1, 2, 3, 0, 3]
 
 
 def test_rows_that_do_not_fit_together_are_refused() -> None:
     rows = level_rows()
-    with pytest.raises(AdaptiveError, match="has placement 'server'; allowed: 'home' without a plan"):
+    with pytest.raises(AdaptiveError, match="has placement 'server'; allowed: 'coordinator' without a plan"):
         LevelRows(rows.table, LEVELS, {4: rows.placed[4]})
     without = rows.table.of_rows([1, 2, 3, 4, 5])
-    with pytest.raises(AdaptiveError, match="row 'large fp32 server' has no row at home"):
+    with pytest.raises(AdaptiveError, match="row 'large fp32 server' has no row on the coordinator"):
         LevelRows(without, LEVELS[1:], {row - 1: plan for row, plan in rows.placed.items()})
 
 
@@ -145,7 +145,7 @@ def test_the_device_knows_battery_memory_and_the_devices_that_are_there(played: 
     assert 0 < deviation < 0.5
 
 
-def test_home_stands_in_for_a_device_that_is_gone(played: PlayedScenario) -> None:
+def test_coordinator_stands_in_for_a_device_that_is_gone(played: PlayedScenario) -> None:
     device = ScenarioDevice(played.scenario, played.rows, played.requests)
     arrivals_s = played.requests.trace.arrivals_s_R
     here, gone = np.searchsorted(arrivals_s, [2.5 * NOTICED_S, 0.5 * NOTICED_S])

@@ -1,11 +1,11 @@
-"""Home's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over links.
+"""The coordinator's part of `benchmarks.links`, in its namespace: times of segments, or requests by plans over links.
 
-    python -m benchmarks.links_home CHAIN --times-s 3 [--device NAME tcp://HOST:PORT]…
-    python -m benchmarks.links_home CHAIN --device NAME tcp://HOST:PORT [--device …]
-        --plans '[["fp32", ["home", "NAME", …]], …]' [--home-ms '[1.5, …]'] [--requests 30] [--limit-s 10]
+    python -m benchmarks.links_coordinator CHAIN --times-s 3 [--device NAME tcp://HOST:PORT]…
+    python -m benchmarks.links_coordinator CHAIN --device NAME tcp://HOST:PORT [--device …]
+        --plans '[["fp32", ["coordinator", "NAME", …]], …]' [--coordinator-ms '[1.5, …]'] [--requests 30] [--limit-s 10]
 
 It prints `ready`, waits for a line, and prints its result as JSON. So its share of the CPU can begin after its start. Times are
-lists of those of home, or of each device. Values between two devices go through home.
+lists of those of the coordinator, or of each device. Values between two devices go through the coordinator.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 
 from adaptive_runtime.offload.links import DeviceAddress, MeasuredLink
 from adaptive_runtime.offload.split import (
-    HOME,
+    COORDINATOR,
     LinkUse,
     PlacedSegments,
     SplitAnswer,
@@ -28,8 +28,8 @@ from adaptive_runtime.offload.split import (
     SplitOptions,
     SplitSubNet,
 )
-from adaptive_runtime.offload.split.replanning import HomeCosts
-from adaptive_runtime.offload.split.segments import HomeSegments
+from adaptive_runtime.offload.split.replanning import CoordinatorCosts
+from adaptive_runtime.offload.split.segments import CoordinatorSegments
 from profiling_agents.messages import CODED_BYTES, ActivationCoding, ServedSubNet
 from tests.support.agents.agent_processes import TOKEN
 from tests.support.links.devices import inputs
@@ -38,11 +38,11 @@ WARM_UPS, LEAST_WARM_UPS, LEAST_REQUESTS, LEAST_RUNS = 24, 3, 3, 10
 CONNECT_S, DEADLINE_MS = 120.0, 600_000.0
 
 
-class OnePlan(HomeCosts):
+class OnePlan(CoordinatorCosts):
     """A choice that is set between requests."""
 
-    def __init__(self, plan: PlacedSegments, home_ms: Sequence[float]) -> None:
-        super().__init__(home_ms)
+    def __init__(self, plan: PlacedSegments, coordinator_ms: Sequence[float]) -> None:
+        super().__init__(coordinator_ms)
         self.plan = plan
         self.coding: ActivationCoding = "fp32"
 
@@ -52,7 +52,7 @@ class OnePlan(HomeCosts):
 
     @property
     def known(self) -> dict[str, float]:
-        """How much slower home is now, and what a run at home and one elsewhere take beyond their segments."""
+        """How much slower the coordinator is now, and what a run there and one elsewhere take beyond their segments."""
         elsewhere_ms = self.elsewhere_ms(self.coding)
         return {"slow_down": self.slow_down or 1.0, "handed_ms": self.handed_ms, "elsewhere_ms": elsewhere_ms}
 
@@ -64,21 +64,21 @@ class OnePlan(HomeCosts):
 
 def times_ms(split: SplitSubNet, for_s: float) -> list[float]:
     """The mean time of each segment in runs of the whole chain: under a quota a median would miss the waits."""
-    home = HomeSegments(split)
+    coordinator = CoordinatorSegments(split)
     (x,) = inputs(split, 1)
     found: list[tuple[float, ...]] = []
     end_s = time.monotonic() + for_s
     last = len(split.subnet.segments) - 1
     while time.monotonic() < end_s or len(found) < LEAST_RUNS:
-        found.append(home.run({split.subnet.input: x}, 0, last).took_ms)
+        found.append(coordinator.run({split.subnet.input: x}, 0, last).took_ms)
     means: list[float] = np.mean(found, axis=0).tolist()
     return means
 
 
 def device_times_ms(split: SplitSubNet, name: str, url: str, for_s: float) -> list[float]:
-    """The mean time that a device computes for each segment; those in front of it and behind it run at home."""
+    """The mean time that a device computes for each segment; those in front of it and behind it run on the coordinator."""
     count = len(split.subnet.segments)
-    every = [tuple(name if at % 2 == first else HOME for at in range(count)) for first in range(min(2, count))]
+    every = [tuple(name if at % 2 == first else COORDINATOR for at in range(count)) for first in range(min(2, count))]
     (x,) = inputs(split, 1)
     took_ms: list[list[float]] = [[] for _ in range(count)]
     with connected(split, {name: url}, [1.0] * count) as (network, choice):
@@ -95,10 +95,13 @@ def device_times_ms(split: SplitSubNet, name: str, url: str, for_s: float) -> li
 
 @contextmanager
 def connected(
-    split: SplitSubNet, urls: Mapping[str, str], home_ms: Sequence[float]
+    split: SplitSubNet, urls: Mapping[str, str], coordinator_ms: Sequence[float]
 ) -> Iterator[tuple[SplitNetwork, OnePlan]]:
-    """A network all of whose devices are in, and its choice, which begins with all at home. urls: of devices, by name."""
-    choice = OnePlan(PlacedSegments(devices=(HOME,) * len(split.subnet.segments)), home_ms)
+    """A network all of whose devices are in, and its choice, which begins with all on the coordinator.
+
+    urls: of devices, by name.
+    """
+    choice = OnePlan(PlacedSegments(devices=(COORDINATOR,) * len(split.subnet.segments)), coordinator_ms)
     devices = {name: DeviceAddress(url=url, token=TOKEN) for name, url in urls.items()}
     with SplitNetwork(split, devices, choice, SplitOptions(check_share=0.0, direct=False)) as network:
         if not network.wait_for(timeout_s=CONNECT_S):
@@ -112,10 +115,10 @@ def measured(
     plans: Sequence[tuple[ActivationCoding, Sequence[str]]],
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """For each plan: what is known of links and home before each request that counts, what one sends, all latencies."""
+    """For each plan: what is known of links and coordinator before each request that counts, what one sends, all latencies."""
     (x,) = inputs(split, 1)
-    home_ms = options.home_ms or [1.0] * len(split.subnet.segments)
-    with connected(split, urls, home_ms) as (network, choice):
+    coordinator_ms = options.coordinator_ms or [1.0] * len(split.subnet.segments)
+    with connected(split, urls, coordinator_ms) as (network, choice):
         rows = []
         for coding, devices in plans:
             plan = PlacedSegments(devices=tuple(devices))
@@ -131,8 +134,8 @@ def measured(
                 links = {name: link.model_dump() for name, link in network.links.items()}
                 known.append({"links": links, **choice.known})
                 found.append(network.infer(x, DEADLINE_MS))
-            if any(one.at_home for one in found):
-                raise SystemExit(f"finished at home: {found[-1].at_home}")
+            if any(one.on_coordinator for one in found):
+                raise SystemExit(f"finished on the coordinator: {found[-1].on_coordinator}")
             sent = {name: use.model_dump() for name, use in uses(split.subnet, plan, CODED_BYTES[coding]).items()}
             rows.append({"known": known, "sent": sent, "latencies_ms": [one.latency_ms for one in found]})
         return rows
@@ -163,7 +166,10 @@ def main() -> None:
     parser.add_argument("--device", nargs=2, metavar=("NAME", "URL"), action="append", default=[])
     parser.add_argument("--plans", type=json.loads, default=[])
     parser.add_argument(
-        "--home-ms", type=json.loads, metavar="JSON", help="times of the segments at home, as planned with"
+        "--coordinator-ms",
+        type=json.loads,
+        metavar="JSON",
+        help="times of the segments on the coordinator, as planned with",
     )
     parser.add_argument("--requests", type=int, default=30)
     parser.add_argument("--limit-s", type=float, default=10.0, help="for the requests of one plan")

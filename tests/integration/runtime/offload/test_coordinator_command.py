@@ -1,4 +1,4 @@
-"""Home from the command line: inputs of a file, and a service, over devices that are processes of their own."""
+"""The coordinator from the command line: inputs of a file, and a service, over devices that are processes of their own."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adaptive_runtime.cli import main
-from adaptive_runtime.offload.split import HOME, PLANS_FILE, SplitSubNet
+from adaptive_runtime.offload.split import COORDINATOR, PLANS_FILE, SplitSubNet
 from profiling_agents.startup import TOKEN_VARIABLE
 from tests.support.links.devices import Reference, ServingDevice, inputs, same, serving
 from tests.support.links.plans import SEGMENTS, plans_of
@@ -48,7 +48,7 @@ def test_a_file_is_answered_and_parts_and_times_are_told(
     assert all(same(y[None], reference(x)) for x, y in zip(xs, answers, strict=True))
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["plan"] == ["a"] * SEGMENTS
-    assert told["plan_ms"] < told["home_ms"]
+    assert told["plan_ms"] < told["coordinator_ms"]
     (one,) = told["devices"]
     assert (one["name"], one["state"]) == ("a", "in")
     assert one["link"]["up_mbps"] > 0
@@ -62,7 +62,7 @@ def test_a_file_is_answered_and_parts_and_times_are_told(
     assert len(re.findall(r"a: segments 0–3, .* ms, of which computing .* ms, the way .* ms", shown)) == len(xs)
 
 
-def test_home_stands_in_for_a_device_that_is_not_reached(
+def test_coordinator_stands_in_for_a_device_that_is_not_reached(
     folder: Path, token: Path, split: SplitSubNet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "x.npy", inputs(split, 1)[0][0])
@@ -70,8 +70,8 @@ def test_home_stands_in_for_a_device_that_is_not_reached(
     assert main([*words, "--wait-s", "0.5", "--deadline-ms", "60000"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^a is out \(", shown)
-    assert "plan: home 0–3" in shown
-    assert "  home: segments 0–3, " in shown
+    assert "plan: coordinator 0–3" in shown
+    assert "  coordinator: segments 0–3, " in shown
 
 
 @pytest.mark.parametrize(
@@ -153,33 +153,33 @@ def test_it_is_served_and_its_plan_follows_devices_that_go(
     batch = np.concatenate(x)
     with serving() as own:
         words = ("--device", f"a={own.url}", "--device-token", f"a={token}", "--deadline-ms", "60000")
-        with served(folder, tmp_path / "log", *words) as home:
-            assert soon(lambda: home.state()["split"]["devices"][0]["state"] == "in")
+        with served(folder, tmp_path / "log", *words) as coordinator:
+            assert soon(lambda: coordinator.state()["split"]["devices"][0]["state"] == "in")
 
             def ask() -> tuple[np.ndarray, str]:
-                told = home.http.post(INFER, **body(batch)).raise_for_status().json()
+                told = coordinator.http.post(INFER, **body(batch)).raise_for_status().json()
                 logits = next(one for one in told["outputs"] if one["name"] == "logits")
                 return np.asarray(logits["data"], np.float32).reshape(logits["shape"]), told["parameters"]["devices"]
 
             assert soon(lambda: ask()[1] == "a")
             expected = np.concatenate([reference(one) for one in x])
             assert same(ask()[0], expected)
-            state = home.state()
+            state = coordinator.state()
             assert state["split"]["plan"] == ["a"] * SEGMENTS
-            assert state["split"]["plan_ms"] < state["split"]["home_ms"]
+            assert state["split"]["plan_ms"] < state["split"]["coordinator_ms"]
             assert {"a 0–3", "a"} <= {one["name"] for one in state["decisions"]}
-            scraped = metrics(home.http)
+            scraped = metrics(coordinator.http)
             assert scraped['autotailor_placed_segments{device="a"}'] == SEGMENTS
             assert scraped['autotailor_device_in{device="a"}'] == 1
             assert scraped['autotailor_link_up_mbps{device="a"}'] > 0
             own.process.kill()
             assert same(ask()[0], expected)
-            assert soon(lambda: ask()[1] == HOME)
-            scraped = metrics(home.http)
+            assert soon(lambda: ask()[1] == COORDINATOR)
+            scraped = metrics(coordinator.http)
             assert scraped['autotailor_device_in{device="a"}'] == 0
-            assert scraped['autotailor_placed_segments{device="home"}'] == SEGMENTS
+            assert scraped['autotailor_placed_segments{device="coordinator"}'] == SEGMENTS
             assert scraped["autotailor_plan_changes_total"] >= 2
-            told = {one["step"]: one for one in home.state()["decisions"]}
+            told = {one["step"]: one for one in coordinator.state()["decisions"]}
             assert {"plan", "in", "out"} <= told.keys()
 
 

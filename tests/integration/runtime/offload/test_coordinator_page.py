@@ -31,12 +31,14 @@ def test_the_page_shows_the_plan_the_links_and_every_change(
     token.chmod(0o600)
     words = ("--device", f"a={device.url}", "--device-token", f"a={token}", "--deadline-ms", "20000")
     (x,) = inputs(split, 1)
-    with served(folder, tmp_path / "log", *words) as home, opened(tmp_path / "profile") as browser:
-        browser.get(f"{home.url}/#{TOKEN}")
-        assert soon(lambda: browser.find_element(By.ID, "plan").text.split("\n") == [f"{n} home" for n in range(4)])
+    with served(folder, tmp_path / "log", *words) as coordinator, opened(tmp_path / "profile") as browser:
+        browser.get(f"{coordinator.url}/#{TOKEN}")
+        assert soon(
+            lambda: browser.find_element(By.ID, "plan").text.split("\n") == [f"{n} coordinator" for n in range(4)]
+        )
 
         def sent() -> bool:
-            home.http.post(INFER, **body(x)).raise_for_status()
+            coordinator.http.post(INFER, **body(x)).raise_for_status()
             shown = browser.find_element(By.ID, "plan").text.split("\n")
             return shown == [f"{number} a" for number in range(SEGMENTS)]
 
@@ -44,5 +46,5 @@ def test_the_page_shows_the_plan_the_links_and_every_change(
         row = browser.find_element(By.ID, "devices").text
         assert row.startswith("a in ")
         assert "Mbit/s" in row
-        assert "home alone" in browser.find_element(By.ID, "predicted").text
+        assert "the coordinator alone" in browser.find_element(By.ID, "predicted").text
         assert "a 0–3" in browser.find_element(By.ID, "decisions").text
