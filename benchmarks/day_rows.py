@@ -108,7 +108,7 @@ def _placed(folder: Path, subnet: BundledSubNet, whole: _Row, device: DeviceMode
 
 
 def opened_plans(folder: Path, placement: BundledPlacement, slower: float) -> tuple[SplitSubNet, PlacementPlans]:
-    """The segments of a bundle's SubNet over devices, and its plans, if the coordinator is so many times slower than planned."""
+    """The segments of a bundle's SubNet over devices, and its plans, if the coordinator is so many times slower."""
     split = SplitSubNet.open(folder, placement.segments)
     plans = PlacementPlans.read(folder / placement.plans, split)
     slowed = {

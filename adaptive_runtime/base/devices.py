@@ -33,7 +33,7 @@ class DeviceAddress:
 
     def check(self) -> None:
         """AdaptiveError: the address cannot be used."""
-        self.parts  # noqa: B018 - made to be told what is wrong with it
+        self.parts  # noqa: B018 - made to say what is wrong with it
         if self.peer_url is not None:
             replace(self, url=self.peer_url, peer_url=None).check()
 

@@ -229,7 +229,7 @@ class FleetMember:
         self._keep(self.state.model_copy(update={"waiting": (one, *waiting)}))
         raise AdaptiveError(
             str(self.folder),
-            "another device tells with a copy of it",
+            "another device reports with a copy of it",
             next_step="enrol this device anew, in a new folder",
         )
 

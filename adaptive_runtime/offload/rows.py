@@ -19,7 +19,7 @@ FRESH_S = 2.0
 
 
 class PlacedRowsNow(NamedTuple):
-    """factors: including those of rows over devices. unable: rows without an available device. told: descriptions of rows."""
+    """factors: including those of rows over devices. unable: rows without an available device. described: the rows in words."""
 
     factors: LoadFactors
     unable: frozenset[int]

@@ -48,7 +48,7 @@ class DecisionInputs(NamedTuple):
     of the running variant since the last decision; None: it did not run. load: index; None: not sensed. without: variants that
     do not work and cannot be chosen. cold: variants that would have to be loaded first. for_run: the limits apply only to the
     next run of a request, for which another variant may be chosen. device: set if rules decide. late: whether a request since
-    the last decision exceeded its budget. told: notes on variants over several devices, which reasons quote.
+    the last decision exceeded its budget. described: notes on variants over several devices, which reasons quote.
     """
 
     now_s: float

@@ -152,7 +152,7 @@ NO_RULE = "no rule holds: accuracy first"
 
 
 class RuledChoice(NamedTuple):
-    """The current objective. holding: which conditions hold. mu: by the battery; None: no rule asks for it. told: in words."""
+    """The objective now. holding: which conditions hold. mu: by the battery; None: no rule asks for it. described: in words."""
 
     holding: tuple[bool, ...]
     mu: float | None

@@ -41,8 +41,8 @@ class RawDetector(nn.Module):
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The raw output: a row for each anchor."""
-        told: dict[str, torch.Tensor] = self.head(list(self.backbone(x_BCHW).values()))
-        return torch.cat([told[name] for name in COLUMNS if name in told], 2)
+        answers: dict[str, torch.Tensor] = self.head(list(self.backbone(x_BCHW).values()))
+        return torch.cat([answers[name] for name in COLUMNS if name in answers], 2)
 
 
 def convolution(before: int, after: int, stride: int = 2) -> nn.Sequential:

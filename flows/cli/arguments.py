@@ -172,7 +172,7 @@ def _question(
         return Question(pair=(words[0], words[1]))
     if asks == "files" and words:
         if found.dry_run:
-            raise UserError("--dry-run", "tells of stages, not of files", next_step="leave the files out")
+            raise UserError("--dry-run", "is about stages, not about files", next_step="leave the files out")
         return Question(files=tuple(words))
     given = {flag: value for flag in RULES if (value := _given(found, flag)) is not None}
     if not given:

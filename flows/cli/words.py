@@ -42,7 +42,7 @@ class Command:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The options of each action."""
     page: str = "autotailor --help"
-    """The command line that tells of the actions."""
+    """The command line that explains the actions."""
     run: str = ""
     """The function of a command that works no stage, called with the arguments and their config."""
     config: str = ""
@@ -97,7 +97,7 @@ FLAGS = {
     "--json": Flag("--json FILE", "write the result as JSON"),
     "--multirun": Flag("--multirun, -m", "run every combination of comma choices (KEY=a,b)"),
     "--config-dir": Flag("--config-dir FOLDER", "more options for the groups, as in conf/: FOLDER/device/board.yaml"),
-    "--help": Flag("--help, -h", "this text, with the options of --config-dir; COMMAND --help tells of one command"),
+    "--help": Flag("--help, -h", "this text, with the options of --config-dir; COMMAND --help is about one command"),
 }
 """The flags, in the order of the help."""
 
@@ -177,8 +177,8 @@ COMMANDS = {
     "nightly": Command(
         summary="the whole pipeline, compared with the night before: what changed, what got worse, trends",
         about="The same as run, with the same options every night. Stages whose inputs are as they were are not worked again; "
-        "operators and SubNets are timed anew on each device. nights.html in the output folder tells what changed since the "
-        "night before, what got worse by more than noise, and trends. What regressed is told in one message, and the exit "
+        "operators and SubNets are timed anew on each device. nights.html in the output folder says what changed since the "
+        "night before, what got worse by more than noise, and trends. One message says what regressed, and the exit "
         "code is 3; else the night's SuperNet and bundles become the champions of MLflow's model registry. With "
         "supernet=FOLDER each night retargets that SuperNet to the devices, as retarget does, and trains nothing.",
         forms=("[OVERRIDE…] [FLAG…]", "supernet=FOLDER [OVERRIDE…] [FLAG…]"),

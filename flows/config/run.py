@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class TrackingSettings(BaseModel):
-    """Where MLflow keeps runs."""
+    """The place of MLflow's runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -101,7 +101,7 @@ class SchedulerAddress(NamedTuple):
 
 
 class EvaluateSettings(BaseModel):
-    """Where SubNets are evaluated. No result depends on it."""
+    """The place in which SubNets are evaluated. No result depends on it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -263,7 +263,7 @@ def _infer_results(node: gs.Node, opset: int) -> bool:
     try:
         model = onnx.shape_inference.infer_shapes(gs.export_onnx(single, do_type_check=False), data_prop=True)
         found = [gs.import_onnx(model).tensors()[one.name] for one in results]
-    except Exception:  # noqa: BLE001 - the inference of the whole graph tells errors
+    except Exception:  # noqa: BLE001 - the inference of the whole graph reports errors
         return False
     for result, one in zip(node.outputs, found, strict=True):
         result.shape, result.dtype = one.shape, one.dtype

@@ -141,7 +141,7 @@ def file_network(model: onnx.ModelProto, batching: Batching, constants: Mapping[
     """A file as a network; None if onnxruntime cannot load it."""
     try:
         return _File(model, batching, constants)
-    except Exception:  # noqa: BLE001 - the runtime raises many types, and `compile` tells that nothing could be compared
+    except Exception:  # noqa: BLE001 - the runtime raises many types, and `compile` says that nothing could be compared
         return None
 
 

@@ -59,7 +59,7 @@ def _answers(net: SuperNet, data: EvaluationData, x_BCHW: torch.Tensor) -> Itera
 def _draw_spectrograms(
     data: EvaluationData, plain_BCHW: torch.Tensor, described: Sequence[torch.Tensor], file: Path
 ) -> None:
-    """Draw a spectrogram for each signal. told: the classes of all signals, and the answers of the largest and smallest
+    """Draw a spectrogram for each signal. described: the classes of all signals, and the answers of the largest and smallest
     SubNet.
     """
     from matplotlib.figure import Figure

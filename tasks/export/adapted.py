@@ -21,7 +21,7 @@ class AdaptedWinner:
     """A winner in its adapted form.
 
     subnet: in torch; the reference for its files. tensors: its own ones by their names in the network, BatchNorm statistics
-    included. aligning: tensors by which its files align images; empty if they do not. told: facts for its model card.
+    included. aligning: tensors by which its files align images; empty if they do not. described: facts for its model card.
     """
 
     config: Config

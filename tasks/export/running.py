@@ -161,7 +161,7 @@ def _described(run: FileRun, on_device: bool) -> dict[str, Any]:
         "settings": list(run.settings.items()),
         "known": run.settings,
         "inputs": inputs,
-        "told": " and ".join(f"{one['type']} numbers of {one['text']}" for one in inputs),
+        "input_text": " and ".join(f"{one['type']} numbers of {one['text']}" for one in inputs),
         "outputs": [one.name for one in run.outputs],
     }
 

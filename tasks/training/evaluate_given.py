@@ -27,7 +27,7 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> Sta
     splits = load_splits(data)
     train = splits["train"]
     given = create(model, train.classes, train.form, problem=train.problem)
-    assert isinstance(given, onnx.ModelProto), "of a network that is made in Python, stage base tells the accuracy"
+    assert isinstance(given, onnx.ModelProto), "of a network that is made in Python, stage base has the accuracy"
     network = OnnxNetwork(given.SerializeToString())
     size = train.form.size
     images = EvaluationData(splits["validation"], train)

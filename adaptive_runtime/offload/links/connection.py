@@ -157,7 +157,7 @@ class PeerConnection:
         opened = cls(reader, writer, link)
         try:
             hello = Hello(protocol=STREAM_PROTOCOL, token=address.token)
-            welcome = await opened._described(hello, Welcome)
+            welcome = await opened._answer_to(hello, Welcome)
         except BaseException:
             opened.end("not greeted")
             raise
@@ -178,7 +178,7 @@ class PeerConnection:
         """
         assert self._reading is None, "once for each connection"
         for _ in range(2):
-            loaded = await self._described(LoadSubNet(subnet=subnet), LoadedSubNet)
+            loaded = await self._answer_to(LoadSubNet(subnet=subnet), LoadedSubNet)
             if loaded.digest != subnet.digest:
                 raise PeerRefusedError(f"has another SubNet ({loaded.digest[:16]}… instead of {subnet.digest[:16]}…)")
             if not loaded.missing:
@@ -188,7 +188,7 @@ class PeerConnection:
             for digest in loaded.missing:
                 if digest not in files:
                     raise PeerRefusedError("asks for a file that its SubNet does not have")
-                kept_file = await self._described(SentFile(sha256=digest), KeptFile, [files[digest]])
+                kept_file = await self._answer_to(SentFile(sha256=digest), KeptFile, [files[digest]])
                 if kept_file.sha256 != digest:
                     raise PeerRefusedError(f"has another file ({kept_file.sha256[:16]}… instead of {digest[:16]}…)")
         raise PeerLostError("still lacks files that were sent")
@@ -251,7 +251,7 @@ class PeerConnection:
                 asked.answer.set_exception(PeerLostError(reason))
         self._asked.clear()
 
-    async def _described(self, message: Message, kind: type[Answer], payload: Sequence[Buffer] = ()) -> Answer:
+    async def _answer_to(self, message: Message, kind: type[Answer], payload: Sequence[Buffer] = ()) -> Answer:
         """Exchange one message and its answer, before requests start."""
         try:
             await self._requests.send(message, payload)

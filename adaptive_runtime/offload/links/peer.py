@@ -38,7 +38,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 class Peer:
     """One device. subnets: the same segments by the format of their files, the preferred format first.
 
-    files: of all formats, by sha256. told: called at each change of state with the reason in one line. link: shared by all
+    files: of all formats, by sha256. report: called at each change of state with the reason in one line. link: shared by all
     connections to this device; None: this is the only one.
     """
 
@@ -48,7 +48,7 @@ class Peer:
         address: DeviceAddress,
         subnets: Mapping[Format, ServedSubNet],
         files: Mapping[str, bytes],
-        described: Callable[["Peer", str], None] | None = None,
+        report: Callable[["Peer", str], None] | None = None,
         link: SharedLink | None = None,
     ) -> None:
         address.check()
@@ -60,7 +60,7 @@ class Peer:
 
         Also reset after the peer has been up for the longest pause.
         """
-        self._subnets, self._files, self._described = subnets, files, described
+        self._subnets, self._files, self._report = subnets, files, report
         self._link = SharedLink() if link is None else link
         self._connection: PeerConnection | None = None
         self._welcome: Welcome | None = None
@@ -218,8 +218,8 @@ class Peer:
     def _change(self, state: PeerState, reason: str) -> None:
         self.state, self.reason = state, reason
         self._link.turned()
-        if self._described is not None:
-            self._described(self, reason)
+        if self._report is not None:
+            self._report(self, reason)
 
 
 async def _measure(connection: PeerConnection) -> None:

@@ -135,7 +135,7 @@ class _DirectLink:
 class Routes:
     """Decides which segments run without the coordinator between them. For one event loop.
 
-    told: called when a link between two devices comes or goes, with its name, state and the reason in one line.
+    report: called when a link between two devices comes or goes, with its name, state and the reason in one line.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Routes:
         peers: Mapping[str, Peer],
         *,
         direct: bool,
-        described: Callable[[str, str, str], None],
+        report: Callable[[str, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._subnet, self._peers, self._direct, self._described, self._clock = subnet, peers, direct, described, clock
+        self._subnet, self._peers, self._direct, self._report, self._clock = subnet, peers, direct, report, clock
         self._links: dict[tuple[str, str], _DirectLink] = {}
 
     @property
@@ -255,7 +255,7 @@ class Routes:
         link = self._links[giver, taker]
         if link.state != state:
             link.state = state
-            self._described(way_name(giver, taker), state, reason)
+            self._report(way_name(giver, taker), state, reason)
 
     def _may_give(self, giver: str, taker: str) -> bool:
         link = self._links.get((giver, taker))

@@ -102,7 +102,7 @@ class SplitRunner:
         self.events: deque[SplitEvent] = deque(maxlen=MOST_EVENTS)
         self.changed = asyncio.Event()
         """Set and replaced whenever a device comes or goes."""
-        self.routes = Routes(split.subnet, self.peers, direct=options.direct, described=self._event)
+        self.routes = Routes(split.subnet, self.peers, direct=options.direct, report=self._event)
         self._last = len(split.subnet.segments) - 1
         self._shapes = split.subnet.shapes
         self._entering, self._leaving = cache(split.subnet.entering), cache(split.subnet.leaving)

@@ -62,7 +62,7 @@ class _Round:
             self.current = sensor
             try:
                 self.found[sensor.name] = _checked(sensor.read())
-            except Exception as error:  # noqa: BLE001 - of any library; told as the fault of this sensor
+            except Exception as error:  # noqa: BLE001 - of any library; reported as the fault of this sensor
                 self.found[sensor.name] = error
         self.ended.set()
 

@@ -260,7 +260,7 @@ class LoadRecorder:
         described = list(self._heard)[1:]
         cpu = _filled([one.device.cpu_use_others for one in described])
         if not cpu:
-            raise AdaptiveError("load trace", "no sample tells the use of the CPU")
+            raise AdaptiveError("load trace", "no sample has the use of the CPU")
         slow_down = _filled([one.slow_down for one in described], before=1.0)
         return LoadTrace(
             origin=self._origin,

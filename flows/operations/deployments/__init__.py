@@ -120,7 +120,7 @@ DEFAULT_DRIFT = "continual"
 Overrides = list[Annotated[str, Field(pattern=r"^(\+{0,2}[^\s=+~][^\s=]*=|~[^\s=]+)")]]
 
 _EMPTY = "Empty: ncnn and onnxruntime on the worker's machine."
-_UNTIL = FieldText('The last stage; "plan" tells how long profiling will take.')
+_UNTIL = FieldText('The last stage; "plan" says how long profiling will take.')
 _ALL = FieldText("Every setting. A value entered here counts over everything above; what is left open changes nothing.")
 
 Preset = Annotated[

@@ -51,7 +51,7 @@ def automations(tell: Tell) -> list[AutomationCore]:
         ),
         AutomationCore(
             name="autotailor: a run lost its process",
-            description="A flow run that is Running tells nothing any more: it is Crashed.",
+            description="A flow run that is Running reports nothing any more: it is Crashed.",
             trigger=EventTrigger(
                 after={HEARTBEAT},
                 expect={HEARTBEAT, *ENDS},
@@ -61,7 +61,7 @@ def automations(tell: Tell) -> list[AutomationCore]:
                 posture=Posture.Proactive,
                 within=timedelta(seconds=SILENT_S),
             ),
-            actions=[ChangeFlowRunState(state=StateType.CRASHED, message="its process tells nothing any more")],
+            actions=[ChangeFlowRunState(state=StateType.CRASHED, message="its process reports nothing any more")],
         ),
     ]
 

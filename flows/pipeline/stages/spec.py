@@ -120,13 +120,13 @@ class Context:
         label: str,
         outputs: Outputs,
         *,
-        tells: bool = False,
+        logs: bool = False,
     ) -> None:
         """outputs: of all stages so far; the stage sees those that it needs or reads.
 
-        tells: whether the stage's numbers are logged to the pipeline run in MLflow.
+        logs: whether the stage's numbers are logged to the pipeline run in MLflow.
         """
-        self.run, self.config, self.spec, self.label, self.tells = run, config, spec, label, tells
+        self.run, self.config, self.spec, self.label, self.logs = run, config, spec, label, logs
         self._outputs = {name: outputs[name] for name in (*spec.needs, *spec.reads) if name in outputs}
 
     def of(self, spec: StageSpec) -> Context:

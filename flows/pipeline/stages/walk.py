@@ -52,7 +52,7 @@ def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -
     outputs: dict[str, Mapping[str, Output]] = {}
     specs = rows(table, config, until)
     run.progress.begin(sum(len(spec.scope.labels(config)) for spec in specs))
-    waiting = {spec.name: _Labels(spec, run, config, outputs, tells=True) for spec in specs}
+    waiting = {spec.name: _Labels(spec, run, config, outputs, logs=True) for spec in specs}
     while waiting:
         for name, labels in _ready(waiting):
             if labels.work():
@@ -111,12 +111,12 @@ class _Labels:
         outputs: Outputs,
         labels: Sequence[str] | None = None,
         *,
-        tells: bool = False,
+        logs: bool = False,
     ) -> None:
-        """tells: whether the stage's numbers are logged to the pipeline run in MLflow."""
+        """logs: whether the stage's numbers are logged to the pipeline run in MLflow."""
         self.spec, self._run, self._config, self._earlier = spec, run, config, outputs
         self._labels = tuple(labels or spec.scope.labels(config))
-        self._tells = tells
+        self._logs = logs
         self._found: dict[str, Output] = {}
         self._keys: dict[str, tuple[str, str]] = {}
         self._holders: dict[str, str] = {}
@@ -124,7 +124,7 @@ class _Labels:
     def work(self) -> bool:
         """Work the labels that nobody else is at; True once all are worked."""
         contexts = {
-            label: Context(self._run, self._config, self.spec, label, self._earlier, tells=self._tells)
+            label: Context(self._run, self._config, self.spec, label, self._earlier, logs=self._logs)
             for label in self._labels
             if label not in self._found
         }
@@ -210,7 +210,7 @@ def _execute(run: Run, context: Context) -> Output | None:
             run.tracker.log_series(run.tracker.run_id, run_metrics(spec.name, device, one.result))
 
     try:
-        output = run.execute(spec.at(context), body, tell if context.tells else None)
+        output = run.execute(spec.at(context), body, tell if context.logs else None)
     except StageElsewhere as elsewhere:
         get_run_logger().info("%s", elsewhere)
         return None

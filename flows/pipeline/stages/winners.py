@@ -435,7 +435,7 @@ def _elsewhere(at: Context) -> frozenset[str]:
 
 
 def _substitutes(at: Context) -> Callable[[], tasks.export.Substitutes] | None:
-    """The source of SubNets for budgets that winners miss; None for one search of all devices: it tells of misses."""
+    """The source of SubNets for budgets that winners miss; None for one search of all devices: it names misses."""
     if len(_searches(at.config)) < len(at.config.device):
         return None
     if at.has("refine"):

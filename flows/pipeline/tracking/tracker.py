@@ -132,7 +132,7 @@ DIGEST_TAG = "autotailor.digest"
 FILE_DIGEST_TAG, FILE_ADDRESS_TAG = "z.digest", "z.artifact"
 """Tags of a run, by artifact. Nobody reads these, so the names sort last."""
 OUTPUT_TAG = "autotailor.output"
-REPORTED_TAG = "autotailor.told"
+REPORTED_TAG = "autotailor.reported"
 """Tag of a stage's run: "true" if the pipeline run has all of its data. Prefix of a pipeline run's tags for later steps."""
 NAME_FORBIDS = re.compile(r"[^\w\-. :/]")
 SUPERNET_DESCRIPTION = "SuperNet: tailor_ir.load(folder) opens it"

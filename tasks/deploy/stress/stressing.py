@@ -245,7 +245,7 @@ def _address(process: subprocess.Popen[bytes], described: IO[bytes], ready_s: fl
     if not line.startswith(READY):
         described.seek(0)
         last = described.read().decode(errors="replace").strip().splitlines()[-1:]
-        raise UserError("stress", f"the service has not started: {last[0] if last else 'it tells no reason'}")
+        raise UserError("stress", f"the service has not started: {last[0] if last else 'it gives no reason'}")
     return line.removeprefix(READY)
 
 

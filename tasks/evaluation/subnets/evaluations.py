@@ -52,7 +52,7 @@ def count_correct(
 def evaluated(forward: Callable[..., torch.Tensor], size: Size, data: EvaluationData) -> Accuracy:
     """Accuracy of `forward` on the images of `data` in a size."""
     found = tallied(forward, data.batches(size), data.problem)
-    return Accuracy.tallied(found, confusions=data.tells_confusions)
+    return Accuracy.tallied(found, confusions=data.has_confusions)
 
 
 def known_statistics(net: Any, config: Config, data: EvaluationData) -> Statistics | None:
@@ -169,7 +169,7 @@ class _Work:
         for x_BCHW, target in self._counted(self.data.batches(size)):
             for position, outputs in together(x_BCHW):
                 tallies[position].add(outputs, target)
-        return [Accuracy.tallied(tally.found(), confusions=self.data.tells_confusions) for tally in tallies]
+        return [Accuracy.tallied(tally.found(), confusions=self.data.has_confusions) for tally in tallies]
 
     def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
         elastic, known = self.net.elastic, self.data.known

@@ -210,7 +210,7 @@ class EvaluationData:
         return self.dataset.problem
 
     @property
-    def tells_confusions(self) -> bool:
+    def has_confusions(self) -> bool:
         """Whether accuracies have a confusion matrix: only on the test split, on which few networks are evaluated."""
         return self.dataset.split == "test"
 

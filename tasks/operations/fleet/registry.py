@@ -49,7 +49,7 @@ devices = sa.Table(
     sa.Column("enrolled_s", sa.Float, nullable=False),
     sa.Column("seen_s", sa.Float, nullable=False),
     sa.Column("sequence", sa.BigInteger, nullable=False, default=0),  # sequence number of its latest telemetry
-    sa.Column("told", sa.String(64)),  # sha256 of that telemetry, which detects repeated messages
+    sa.Column("told", sa.String(64), key="digest"),  # sha256 of that telemetry, which detects repeated messages
     sa.Column(
         "restored", sa.Integer, nullable=False, server_default="0"
     ),  # how often it sent telemetry from an older copy of its folder
@@ -128,7 +128,7 @@ rollout_events = sa.Table(
 def upgrade(connection: sa.Connection, version: int) -> None:
     """Upgrade the schema. Version 2 adds facts of a device's latest telemetry, of its restored copies, and of checks."""
     if version < 2:
-        for name in ("told", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
+        for name in ("digest", "restored", "restored_s", "lut", "verdict", "verdict_reason", "checked_s"):
             column = CreateColumn(devices.c[name]).compile(dialect=connection.dialect)
             connection.exec_driver_sql(f"ALTER TABLE {devices.name} ADD COLUMN {column}")
         if connection.dialect.name == "postgresql":

@@ -55,14 +55,14 @@ def record(connection: Connection, device: str, described: Telemetry, now_s: flo
     A number: the registry already has this sequence number of the device, or a later one, with different telemetry. The device
     then reports from an older copy of its folder, as after a restored backup: nothing is added, and the device's row says so.
     """
-    columns = (devices.c.sequence, devices.c.told, devices.c.restored)
+    columns = (devices.c.sequence, devices.c.digest, devices.c.restored)
     before = connection.execute(select(*columns).where(devices.c.id == device).with_for_update()).one()
     digest = hashlib.sha256(described.model_dump_json().encode()).hexdigest()
     values: dict[str, Any] = {"seen_s": now_s}
     if described.sequence > before.sequence:
-        values |= {"active": described.bundle, "sequence": described.sequence, "told": digest}
+        values |= {"active": described.bundle, "sequence": described.sequence, "digest": digest}
         _add(connection, device, described, int(now_s // window_s))
-    elif described.sequence < before.sequence or before.told not in (None, digest):
+    elif described.sequence < before.sequence or before.digest not in (None, digest):
         values |= {"restored": before.restored + 1, "restored_s": now_s}
     connection.execute(update(devices).where(devices.c.id == device).values(values))
     return int(before.sequence) if "restored" in values else None
@@ -134,7 +134,7 @@ def begin(
     rows = _taking_part(connection, kinds, heard)
     least = (len(settings.stages) + 1) * settings.least_devices
     if len(rows) < least:
-        got = f"{len(rows)} devices have told of requests in the last {settings.windows_before} windows"
+        got = f"{len(rows)} devices have reported requests in the last {settings.windows_before} windows"
         raise UserError("fleet rollout", got, allowed=f"{least} or more", next_step="set rollout.least_devices=N")
     made = insert(rollouts).values(
         bundle=bundle,

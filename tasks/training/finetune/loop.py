@@ -160,7 +160,7 @@ class Trainer:
             lambda: self._there(x),
             self.optimiser,
             self.phase.first_step,
-            tells=self.first_of_node,
+            writes_plan=self.first_of_node,
         )
 
     def _there(self, x: Inputs) -> list[torch.Tensor]:

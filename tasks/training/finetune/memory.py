@@ -85,13 +85,13 @@ class BudgetedSteps:
         optimiser: torch.optim.Optimizer,
         first_step: int,
         *,
-        tells: bool,
+        writes_plan: bool,
     ) -> None:
         """Make the plan before the first step of a phase, by trial steps without an update.
 
         passes: those of a step, with exchange of gradients. module: its gradients are dropped afterwards, and its buffers are
         restored. there: tensors in memory before a step, without gradients. optimiser: its state counts even if it does not
-        exist yet. tells: write the plan to the file that the launcher reads. UserError if the budget cannot be met, with the
+        exist yet. writes_plan: to the file that the launcher reads. UserError if the budget cannot be met, with the
         smallest budget that can.
         """
         assert self._budget_mib is not None
@@ -119,7 +119,7 @@ class BudgetedSteps:
             for buffer, value in before:
                 buffer.copy_(value)
         self._memory = StepMemory(self.plan.kept_bytes, str(self._folder))
-        if tells:
+        if writes_plan:
             write_json(plan_file(self._folder, first_step), asdict(self.plan))
 
     def _forget_gradients(self, trained: Sequence[nn.Parameter]) -> None:

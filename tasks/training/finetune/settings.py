@@ -130,7 +130,7 @@ class TrainSettings(BaseModel):
         default=0, ge=0
     )
     """How often ranks that died are restarted, from the last checkpoint."""
-    silence_remark_s: Annotated[float, OutsideKey("who is told what when, not the weights")] = Field(default=60.0, ge=2)
+    silence_remark_s: Annotated[float, OutsideKey("what is logged when, not the weights")] = Field(default=60.0, ge=2)
     """Seconds after which a rank that does not answer is reported."""
     silence_end_s: Annotated[float, OutsideKey("when a rank is started again, not the weights")] = Field(
         default=300.0, ge=2
@@ -337,7 +337,7 @@ class Settings(TrainSettings):
     """Budget of each process for the tensors of a step [MiB]: weights, gradients, optimiser, images, activations; CPU only.
     Activations that do not fit wait on disk, in the run's folder. None: plain steps.
     """
-    ranges: Annotated[RangeSettings, OutsideKey("what is told of a training, not the weights")] = RangeSettings()
+    ranges: Annotated[RangeSettings, OutsideKey("what is reported of a training, not the weights")] = RangeSettings()
     """Latency-range accuracy (AdaptiveNet, MobiCom 2023)."""
 
     @property

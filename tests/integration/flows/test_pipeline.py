@@ -94,7 +94,7 @@ def test_mlflow_has_a_run_nested_per_stage_with_metrics_params_and_artifacts(
     assert parent.data.params["finetune.epochs"] == "1"
     assert parent.data.params["device.onnxruntime.threads"] == "1"
     assert "version.torch" in parent.data.tags
-    assert not any("told" in tag and stage in tag for tag in parent.data.tags for stage in STAGES)
+    assert not any("reported" in tag and stage in tag for tag in parent.data.tags for stage in STAGES)
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert files == {"config.yaml", "models", "report.html", "report.json"}
     by_stage = {run.data.tags["autotailor.stage"]: run for run in nested}

@@ -188,7 +188,7 @@ def test_a_person_halts_and_two_roll_outs_at_once_are_refused(fleet: ToldFleet) 
 def test_a_roll_out_needs_devices_that_tell_and_a_bundle(fleet: ToldFleet) -> None:
     with fleet.registry.writing() as connection:
         with pytest.raises(
-            UserError, match="0 devices have told of requests in the last 4 windows; allowed: 24 or more"
+            UserError, match="0 devices have reported requests in the last 4 windows; allowed: 24 or more"
         ):
             begin(connection, fleet.bundle, SETTINGS, (), fleet.now_s, WINDOW_S)
         with pytest.raises(UserError, match="is no bundle here"):

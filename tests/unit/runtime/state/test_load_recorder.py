@@ -57,7 +57,7 @@ def test_too_few_samples_and_samples_without_the_cpu_are_one_line() -> None:
     blind = LoadRecorder("a test")
     for second in range(3):
         blind.sensed(sample(second, memory_available_mib=100.0))
-    with pytest.raises(AdaptiveError, match="load trace: no sample tells the use of the CPU"):
+    with pytest.raises(AdaptiveError, match="load trace: no sample has the use of the CPU"):
         _ = blind.trace
 
 
