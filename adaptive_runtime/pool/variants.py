@@ -35,7 +35,7 @@ from adaptive_runtime.bundle.chains import (
 )
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.prepared import VariantError, failure
-from adaptive_runtime.samples.inputs import NumbersPreparation, TextPreparation, of_length, packed
+from adaptive_runtime.samples.inputs import GivenPreparation, NumbersPreparation, TextPreparation, of_length, packed
 
 AnyArray = NDArray[Any]
 BILINEAR = "bilinear, antialiased"
@@ -60,7 +60,7 @@ def scaling(
 
 def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> Callable[[AnyArray], AnyArray] | None:
     """A function that scales samples of the data's own size for a SubNet with this input shape; None if not needed."""
-    if isinstance(preparation, TextPreparation):
+    if isinstance(preparation, TextPreparation | GivenPreparation):
         return _scaling_of_input(preparation)
     if isinstance(preparation, InputsPreparation):
         scales = {name: _scaling_of_input(one) for name, one in preparation.inputs.items()}
@@ -72,6 +72,10 @@ def scaling_of(preparation: SamplePreparation, input_shape: tuple[int, ...]) -> 
 def _scaling_of_input(one: InputPreparation) -> Callable[[AnyArray], AnyArray] | None:
     if isinstance(one, NumbersPreparation):
         return None
+    if isinstance(one, GivenPreparation):
+        if one.shape == one.size or len(one.shape) != 1:
+            return scaling(one.shape[-2:], one.size[-2:], one.size_interpolation) if len(one.shape) == 3 else None
+        return partial(of_length, length=one.size[0])
     if isinstance(one, TextPreparation):
         (length,) = one.size
         return None if length == one.length else partial(of_length, length=length)

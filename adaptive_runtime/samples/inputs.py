@@ -55,6 +55,34 @@ class NumbersPreparation(Message):
         return self
 
 
+class GivenPreparation(Message):
+    """Samples that a network takes as their owner gives them, and the owner's own words on how an application makes them.
+
+    shape: of one sample. size: its shape as the SubNet takes it: images (channels, height, width) are scaled by
+    `size_interpolation`, of numbers (T,) in int64 it takes the first ones. layout: the owner's.
+    """
+
+    layout: Literal["given"] = "given"
+    shape: tuple[Size, ...]
+    size: tuple[Size, ...]
+    dtype: Literal["float32", "int64"] = "float32"
+    words: int | None = None
+    """Exclusive upper bound of int64 numbers that are looked up."""
+    size_interpolation: str = "bilinear, antialiased"
+    described: str = ""
+
+    @property
+    def line(self) -> str:
+        """Type and shape, for messages."""
+        return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalars'}"
+
+    @model_validator(mode="after")
+    def _is_scaled_alone(self) -> Self:
+        if self.shape[:-2] != self.size[:-2] or (self.shape != self.size and len(self.shape) not in (1, 3)):
+            raise ValueError(f"size: {self.size} of samples {self.shape}")
+        return self
+
+
 def packed(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Structured array (N,) with a field per input (N, …), in their order; a single input is returned as it is.
 

@@ -94,6 +94,22 @@ class CommonConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _the_problem_is_of_the_data(cls, given: Any) -> Any:
+        """The section `problem` of a config goes into the data's settings; `auto` is the problem of the kind."""
+        if not isinstance(given, Mapping) or "problem" not in given:
+            return given
+        found, problem = {name: one for name, one in given.items() if name != "problem"}, given["problem"]
+        asked = {name: one for name, one in dict(problem).items() if one is not None}
+        if asked.get("kind", "auto") == "auto":
+            if others := [name for name in asked if name != "kind"]:
+                raise ValueError(f"problem.{others[0]} is for problem=own and problem=fidelity, not auto")
+            return found
+        data = found.get("data", {})
+        plain = data.model_dump() if isinstance(data, DataSettings) else dict(data)
+        return {**found, "data": {**plain, "own_problem": asked, "metric": asked["kind"]}}
+
+    @model_validator(mode="before")
+    @classmethod
     def _links_alone_are_of_all_devices(cls, data: Any) -> Any:
         asked = data.get("partition") if isinstance(data, Mapping) else None
         if isinstance(asked, Mapping) and asked.get("links") and not asked.get("devices"):

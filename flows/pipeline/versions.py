@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from tasks.base.artifacts import digest_of
-from tasks.evaluation.models.own_code import INSTALLED, UserModule, file_of
+from tasks.base.own_code import INSTALLED, UserModule, file_of
 
 ROOMS = ("tasks", "tailor_ir", "adaptive_runtime", "profiling_agents", "solvers")
 LIBRARIES = (

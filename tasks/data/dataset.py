@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from queue import Full, Queue
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -17,15 +17,23 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from adaptive_runtime.samples.inputs import NumbersPreparation, Spectrogram, TextPreparation, Vocabulary
+from adaptive_runtime.samples.inputs import (
+    GivenPreparation,
+    NumbersPreparation,
+    Spectrogram,
+    TextPreparation,
+    Vocabulary,
+)
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Stored
 from tasks.data.images import DRAWS, resize
 from tasks.data.problems import CLASSIFICATION, Batch, LearningProblem, problem_named
+from tasks.data.problems.fidelity import Fidelity
 from tasks.data.samples import AnyForm, form_of
 from tasks.data.settings import DataSettings
-from tasks.data.source import Inputs, OtherInput, Source, each, first_of
+from tasks.data.source import Inputs, OtherInput, Source, answers, each, first_of
+from tasks.data.teacher import OnnxNetwork
 
 __all__ = ["Batch", "Dataset", "EpochPart", "Split"]
 
@@ -34,6 +42,10 @@ Split = Literal["train", "validation", "test"]
 
 LEAST_LAST = 0.05
 """Least share of an epoch's samples that makes a last, smaller batch worth a step; fewer samples wait for another epoch."""
+
+
+FIRST = 64
+"""Samples whose answers show the kinds of a teacher's outputs."""
 
 
 class PlannedEpoch(NamedTuple):
@@ -71,10 +83,11 @@ class Dataset:
         self.class_names = source.class_names
         self.scaling = source.scaling
         self.notes = source.notes
+        source.outputs = settings.own_problem.outputs if settings.own_problem else None
         self.problem: LearningProblem = problem_named(settings.problem, settings.metric).fitted(source)
         self.form: AnyForm = form_of(settings, source.scaling)
         self._source = source
-        self._indices = indices
+        self._indices, self._first = indices, np.arange(min(FIRST, len(source.labels)))
         self._mean, self._deviation = scale_of_images(settings, settings.channels)
         self._scales = [_scale_of(settings, one) for one in (source.scaling.inputs or {}).values()]
 
@@ -97,6 +110,13 @@ class Dataset:
         labels = np.ascontiguousarray(self._source.labels[self._indices], "<i8")
         parts = (np.ascontiguousarray(self._indices, "<i8"), labels)
         return digest_of(*(hashlib.sha256(part.tobytes()).hexdigest() for part in parts))
+
+    def blank(self, samples: int) -> Batch:
+        """Samples of zeros with targets of their form, to run a step with; they carry no information."""
+        x = self.form.blank(samples)
+        if self.settings.teacher is not None:
+            return x, answers(self._teacher, x)
+        return x, self.problem.blank(samples, self.settings.resolution)
 
     def steps(self, batch_size: int) -> int:
         """Whole global batches in one shuffled epoch; the remainder is left out."""
@@ -133,7 +153,7 @@ class Dataset:
         `part.last` samples, and augmented unless `augment` is False.
         """
         settings = self.settings
-        size = (resolution or settings.resolution,) * len(self.form.size)
+        size = self.form.size if resolution is None else (resolution,) * len(self.form.size)
         order, draws = self._indices, None
         limit = len(order)
         if seed is not None:
@@ -147,12 +167,26 @@ class Dataset:
             if len(rows):
                 own = None if draws is None else draws[rows]
                 x, target = self.problem.samples(self._source, order[rows], own)
-                yield resize(self._normalised(x), size), target
+                x = self._normalised(x)
+                if settings.teacher is not None:
+                    target = answers(self._teacher, resize(x, self.form.size))
+                yield resize(x, size), target
+
+    @cached_property
+    def _teacher(self) -> Any:
+        """The network whose answers are the targets. Kinds of its outputs are found by its answers to the first samples."""
+        assert self.settings.teacher is not None
+        teacher = OnnxNetwork(self.settings.teacher)
+        first, _ = self.problem.samples(self._source, self._first, None)
+        assert isinstance(self.problem, Fidelity)
+        self.problem.find_kinds(answers(teacher, resize(self._normalised(first), self.form.size)))
+        return teacher
 
     def _normalised(self, x: Inputs) -> Inputs:
         """Images on the scale of the settings, numbers on that of the source; texts unchanged."""
         if isinstance(x, torch.Tensor):
-            return x if self.form.words is not None else (x - self._mean) / self._deviation
+            unchanged = self.form.words is not None or self.scaling.given is not None
+            return x if unchanged else (x - self._mean) / self._deviation
         return tuple(
             one if scale is None else ((one - scale[0]) / scale[1]).float()
             for one, scale in zip(x, self._scales, strict=True)
@@ -164,10 +198,10 @@ _Scale = tuple[torch.Tensor, torch.Tensor]
 
 
 def _scale_of(settings: DataSettings, one: OtherInput | None) -> _Scale | None:
-    """The scale of one of several inputs; None for a text. Numbers by their first axis, in float64: large ones may differ
+    """The scale of one of several inputs; None for a text, and for one that needs none. Numbers by their first axis, in float64: large ones may differ
     little.
     """
-    if isinstance(one, TextPreparation):
+    if isinstance(one, TextPreparation | GivenPreparation):
         return None
     if not isinstance(one, NumbersPreparation):
         return scale_of_images(settings, settings.channels if one is None else one.channels)
@@ -208,7 +242,7 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Generator[Batc
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # each thread has its own
             for x_BCHW, target in batches:
-                put((each(x_BCHW, partial(_moved, device)), _moved(device, target)))
+                put((each(x_BCHW, partial(_moved, device)), each(target, partial(_moved, device))))
                 if left.is_set():
                     return
             put(None)
@@ -262,6 +296,8 @@ class DataDescription(Stored):
     """The words of texts; written if data are texts (then `resolution` is their number of words) or include texts."""
     inputs: dict[str, OtherInput | None] | None = None
     """The inputs of a sample by name, in their order, with None for images; written if there are several."""
+    given: GivenPreparation | None = None
+    """The samples that the network takes as their owner gives them; written if there are such."""
     problem: str = CLASSIFICATION.name
     """The learning problem; written if it is not classification."""
 
@@ -282,13 +318,14 @@ class DataDescription(Stored):
             "deviation": f"deviation {list(self.deviation)}",
             "signals": "no signals" if self.spectrogram is None else self.spectrogram.line,
             "words": "no texts" if self.vocabulary is None else f"{self.vocabulary.size} words",
+            "samples": "samples of a kind of data" if self.given is None else f"samples of {self.given.line}",
             "inputs": "one input" if self.inputs is None else f"inputs {' and '.join(inputs)}",
         }
 
     def differing(self, other: "DataDescription") -> list[str]:
         """Names of the properties that differ."""
-        fields = {"classes": "class_names", "signals": "spectrogram", "words": "vocabulary"}
-        compared = ("problem", "classes", "channels", "resolution", "mean", "deviation", "signals", "words")
+        fields = {"classes": "class_names", "signals": "spectrogram", "words": "vocabulary", "samples": "given"}
+        compared = ("problem", "classes", "channels", "resolution", "mean", "deviation", "signals", "words", "samples")
         pairs = {name: [getattr(one, fields.get(name, name)) for one in (self, other)] for name in compared}
         pairs["inputs"] = [list((one.inputs or {}).items()) for one in (self, other)]
         return [name for name, (own, others) in pairs.items() if own != others]
@@ -332,6 +369,8 @@ def describe(dataset: Dataset) -> DataDescription:
         own["spectrogram"] = dataset.scaling.spectrogram
     if dataset.scaling.vocabulary is not None:
         own["vocabulary"] = dataset.scaling.vocabulary
+    if dataset.scaling.given is not None:
+        own["given"] = dataset.scaling.given
     if dataset.scaling.inputs is not None:
         own["inputs"] = dict(dataset.scaling.inputs)
     return found.model_copy(update=own)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,32 +21,29 @@ from adaptive_runtime.samples.inputs import PADDING
 from tasks.base.errors import UserError
 from tasks.data.samples import Size
 from tasks.data.settings import DataSettings
-from tasks.data.source import Inputs, Scaling
+from tasks.data.source import Inputs, Scaling, each
 
 DRAWS = 5
 """Uniform numbers per image and epoch for augmentation (independent of worker and rank)."""
 PixelBox = tuple[int, int, int, int]
 """(top, left, height, width) of a part of an image, in pixels."""
+InputsT = TypeVar("InputsT", bound=Inputs)
 INTERPOLATION = "bilinear, antialiased"
 """The interpolation of `resize`."""
 
 
-@overload
-def resize(x: torch.Tensor, size: Size) -> torch.Tensor: ...
-@overload
-def resize(x: Inputs, size: Size) -> Inputs: ...
-def resize(x: Inputs, size: Size) -> Inputs:
+def resize(x: InputsT, size: Size) -> InputsT:
     """Scale images to (height, width), bilinear with anti-aliasing; cut texts (B, T), or pad them with `PADDING`.
 
     Among several inputs the images are scaled. Tensors that already have the size are returned unchanged.
     """
-    if isinstance(x, torch.Tensor):
-        return _resized(x, size)
-    return tuple(_resized(one, size) if one.ndim == 4 else one for one in x)
+    if not isinstance(x, torch.Tensor):
+        return each(x, lambda one: _resized(one, size) if one.ndim == 4 else one)
+    return _resized(x, size)
 
 
 def _resized(x: torch.Tensor, size: Size) -> torch.Tensor:
-    if tuple(x.shape[-len(size) :]) == tuple(size):
+    if tuple(x.shape[x.ndim - len(size) :]) == tuple(size):
         return x
     if len(size) == 1:
         return functional.pad(x, (0, size[0] - x.shape[1]), value=PADDING)  # a negative number cuts

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tasks.data.drawn.glyphs import GlyphPairs, Glyphs, GlyphScenes
     from tasks.data.folders import Folder, Published
     from tasks.data.image_and_motion import ImageAndMotion
+    from tasks.data.own import OwnSamples
     from tasks.data.pairs import MaskedPictures, PairedPictures
     from tasks.data.parquet import Parquet
     from tasks.data.signals import SeriesWindows, SynthesisedMotion, SynthesisedSounds, WavFolder
@@ -51,6 +52,7 @@ SOURCES: Mapping[str, Callable[[DataSettings], Source]] = MappingProxyType(
         "voc": voc,
         "masks": MaskedPictures,
         "pairs": PairedPictures,
+        "own": OwnSamples,
     }
 )
 """The source of each kind of data."""
@@ -60,7 +62,7 @@ def open_source(settings: DataSettings) -> tuple[Source, Splits]:
     """All samples, and the indices of each split. UserError for data that is missing, empty or malformed, or lacks a class."""
     source = SOURCES[settings.kind](settings)
     splits = source.splits(settings)
-    if source.has_classes:
+    if source.has_classes and settings.own_problem is None:
         check_labels(source.labels, source.class_names, splits, settings)
     return source, splits
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from adaptive_runtime.samples.inputs import Spectrogram, TextPreparation
+from adaptive_runtime.samples.inputs import GivenPreparation, Spectrogram, TextPreparation
 from tasks.base.errors import UserError
 from tasks.data.settings import LEAST_SIDE, MOST_SIDE, DataSettings
-from tasks.data.source import Inputs, OtherInput, Scaling, each
+from tasks.data.source import Inputs, NestedT, OtherInput, Scaling, each
 from tasks.data.torch_later import torch
 
 Size = tuple[int, ...]
@@ -34,6 +34,16 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "placed": "the coordinator sends images alone to other devices",
             "ncnn": "files of ncnn are written without its layer for looking words up",
             "executorch": "its programs are made of images alone",
+        },
+        "given": {
+            "backbone": "a part is a classifier of feature maps of images of the data's own kinds",
+            "mixing": "samples of your own are not mixed",
+            "exits": "heads of exits classify images of the data's own kinds",
+            "streams": "streams and their drift are of images of the data's own kinds",
+            "adaptable": "weights adapt on a device to images of the data's own kinds alone",
+            "blocks": "a search on a device evaluates images of the data's own kinds alone",
+            "placed": "the first device sends images of the data's own kinds alone to the others",
+            "executorch": "its programs are made of images of the data's own kinds alone",
         },
         "sample": {
             "timm": "timm makes networks of one image",
@@ -55,6 +65,8 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 def lacks_of(settings: DataSettings) -> Mapping[str, str]:
     """Abilities that are not available yet for samples of such data, and the reasons."""
+    if settings.kind == "own":
+        return LACKS["given"]
     return _lacks(settings.sample, has_text="text" in (settings.inputs or {}).values())
 
 
@@ -65,6 +77,16 @@ def _lacks(sample: str, *, has_text: bool) -> Mapping[str, str]:
 
 class _Form(ABC):
     """The base of all forms of samples."""
+
+    @property
+    @abstractmethod
+    def size(self) -> Size:
+        """The part of the shape that `resize` changes."""
+
+    @property
+    def side(self) -> int | None:
+        """Columns of images, or words of texts; None if samples have no such size."""
+        return self.size[-1] if self.size else None
 
     @property
     @abstractmethod
@@ -84,24 +106,28 @@ class _Form(ABC):
 class SampleForm(_Form):
     """The form of an input. shape: in the data's own size, an image (C, H, W) float32, or a text (T,) int64.
 
-    words: upper bound of numbers of words; None: images, or numbers beside them. of_signal: images are spectrograms.
+    words: upper bound of numbers of words; None: images, or numbers beside them. of_signal: images are spectrograms. given:
+    of any shape, as the owner gives them.
     """
 
     shape: tuple[int, ...]
     words: int | None = None
     of_signal: bool = False
+    given: bool = False
     names: ClassVar[tuple[str, ...]] = ()
     """Names of several inputs; a single input has none: its name is free."""
 
     @property
     def size(self) -> Size:
         """The part of the shape that `resize` changes."""
+        if self.given and len(self.shape) != (3 if self.words is None else 1):
+            return ()
         return self.shape if self.words is not None else self.shape[1:]
 
     @property
     def called(self) -> str:
         """The name of samples in messages."""
-        return "images" if self.words is None else "texts"
+        return "samples" if self.given else "images" if self.words is None else "texts"
 
     @property
     def line(self) -> str:
@@ -111,12 +137,15 @@ class SampleForm(_Form):
     @property
     def facts(self) -> dict[str, Any]:
         """Arguments for a function that makes a network."""
+        if self.given:
+            return {"shape": self.shape, **({} if self.words is None else {"num_words": self.words})}
         return {"in_chans": self.shape[0]} if self.words is None else {"num_words": self.words, "length": self.shape[0]}
 
     @property
     def lacks(self) -> Mapping[str, str]:
         """Those of images, or of texts."""
-        return _lacks("image" if self.words is None else "text", has_text=False)
+        name = "given" if self.given else "image" if self.words is None else "text"
+        return _lacks(name, has_text=self.given and self.words is not None)
 
     def fault(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """The sizes that a network with these inputs (N, …) takes, if they differ from such samples; else None."""
@@ -132,6 +161,8 @@ class SampleForm(_Form):
         sizes = next(iter(taken.values()))
         if len(taken) > 1 or len(sizes) != len(self.shape):
             return again
+        if self.given:
+            return f"{again}, or give samples of another shape"
         if self.words is not None:
             return f"set {length}={sizes[0]}, or {again}" if _is_side(sizes[0]) else again
         if not is_image(self.shape):
@@ -151,7 +182,7 @@ class SampleForm(_Form):
 
     def numbers(self, size: Size) -> int:
         """Count of numbers in a sample of a size."""
-        return math.prod((*self.shape[: -len(size)], *size))
+        return math.prod((*self.shape[: len(self.shape) - len(size)], *size))
 
     def blank(self, samples: int) -> torch.Tensor:
         """Samples of zeros: black images, or texts of padding only."""
@@ -176,8 +207,8 @@ class SeveralInputs(_Form):
 
     @property
     def size(self) -> Size:
-        """The size of all images."""
-        return next(one.size for one in self.inputs.values() if is_image(one.shape))
+        """The size of all images; () if no input is an image."""
+        return next((one.size for one in self.inputs.values() if is_image(one.shape)), ())
 
     @property
     def line(self) -> str:
@@ -249,13 +280,17 @@ def form_of(settings: DataSettings, scaling: Scaling) -> AnyForm:
     """The form of data with a scaling."""
     of_signal = scaling.spectrogram is not None
     image = replace(image_form(settings.channels, settings.resolution), of_signal=of_signal)
+    if scaling.given is not None:
+        return _form_of(scaling.given)
     if scaling.inputs is not None:
         return SeveralInputs({name: image if one is None else _form_of(one) for name, one in scaling.inputs.items()})
     return image if scaling.vocabulary is None else SampleForm((settings.resolution,), scaling.vocabulary.size)
 
 
 def _form_of(one: OtherInput) -> SampleForm:
-    """The form of one of several inputs that is not an image."""
+    """The form of an input that is no image of the data's own kinds."""
+    if isinstance(one, GivenPreparation):
+        return SampleForm(one.shape, one.words, given=True)
     if isinstance(one, TextPreparation):
         return SampleForm((one.length,), one.words)
     if isinstance(one, Spectrogram):
@@ -263,7 +298,7 @@ def _form_of(one: OtherInput) -> SampleForm:
     return SampleForm(one.shape)
 
 
-def placed(x: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
+def placed(x: NestedT, device: torch.device, dtype: torch.dtype) -> NestedT:
     """The batch on a device; images and numbers in a type, numbers of words unchanged."""
     return each(x, lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device))
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from adaptive_runtime.samples.inputs import MOST_WORDS
 from tasks.base.artifacts import OutsideKey
 from tasks.base.earlier import name_now
+from tasks.base.own_code import is_function_name, is_live
 from tasks.data.problems.restoration import MOST_UPSCALE, SUPER_RESOLUTION
 
 CorruptionName = Literal[
@@ -91,6 +92,7 @@ KINDS = {
     "tagged_jsonl": Kind(64, "tagging", has_files=True),
     "image_and_motion": Kind(48, images=6000),
     "table": Kind(224, has_files=True),
+    "own": Kind(224),
 }
 if TYPE_CHECKING:
     DataKind = str
@@ -124,9 +126,11 @@ WORDED = (*WRITTEN, "table")
 """Kinds that have texts, or may have texts beside other inputs."""
 SEVERAL = ("image_and_motion", "table")
 """Kinds whose samples have, or may have, several inputs."""
+PUBLISHED = ("cifar10", "cifar100", "imagenet")
+"""Data sets of torchvision."""
 BOXED = ("glyph_boxes", "coco", "voc")
 """Kinds whose images have boxes with classes; the others have one class per image."""
-Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr", "word_accuracy"]
+Metric = Literal["accuracy", "macro_f1", "mean_iou", "map50", "coco_map", "psnr", "word_accuracy", "own", "fidelity"]
 METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "several_classes": ("accuracy",),
@@ -134,6 +138,8 @@ METRICS: dict[str, tuple[Metric, ...]] = {
     "detection": ("map50", "coco_map"),
     "restoration": ("psnr",),
     "tagging": ("word_accuracy",),
+    "own": ("own",),
+    "fidelity": ("fidelity",),
 }
 """The metrics of each kind of learning problem; the first is the default."""
 
@@ -159,6 +165,38 @@ class TextFields(BaseModel):
     """Field of the class: a name, or a whole number."""
 
 
+OutputKind = Literal["classes", "sequence", "embedding", "values"]
+"""How outputs are compared: the most likely class along axis 1; the most likely symbols of a sequence, without repeats and
+blanks; the direction of a vector; or values, by their error."""
+
+
+class OwnProblem(BaseModel):
+    """A learning problem that does not follow from the kind of data."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    kind: Literal["own", "fidelity"]
+    """own: by the user's loss and score. fidelity: without targets, by the answers of the network as it is given."""
+    loss: str | None = None
+    """own: `module:function` or `FILE.py:function`; loss(outputs, targets) gives the mean over the batch."""
+    score: str | None = None
+    """own: likewise; score(outputs, targets) gives a number in [0, 1] for each sample, higher is better."""
+    outputs: dict[str, OutputKind | None] | None = None
+    """Names of the network's outputs, in their order, if loss and score take them by name; and, for fidelity, how each is
+    compared (null: found from the network's answers)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "OwnProblem":
+        for name in ("loss", "score"):
+            function = getattr(self, name)
+            if (function is not None) != (self.kind == "own"):
+                needs = "needs problem.loss and problem.score" if self.kind == "own" else "takes no loss and no score"
+                raise ValueError(f"problem={self.kind} {needs}")
+            if function is not None and not is_function_name(function):
+                raise ValueError(f"problem.{name}={function} is not of the form module:function or FILE.py:function")
+        return self
+
+
 ColumnName = Annotated[str, Field(min_length=1)]
 TableInput = Literal["image", "sound", "text"] | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
 """`image`, `sound`: a column of this name contains file names; `text`: it contains texts. Else columns of numbers, one
@@ -174,16 +212,31 @@ class DataSettings(BaseModel):
 
     kind: DataKind = "noisy_digits"
     path: Annotated[Path | None, OutsideKey("its files count: names, sizes and times of change")] = None
-    name: Literal["cifar10", "cifar100", "imagenet"] | None = None
-    """The data set of torchvision (kind torchvision)."""
+    name: str | None = None
+    """The data set of torchvision: cifar10, cifar100 or imagenet (kind torchvision). The function that gives the samples, as
+    `module:function` or `FILE.py:function` (kind own).
+    """
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function (kind own)."""
+    names: tuple[str, ...] | None = None
+    """Names of the inputs, in the order of the network's arguments: keys of samples that are dictionaries (kind own)."""
+    own_problem: OwnProblem | None = None
+    """The problem, if it does not follow from the kind (options of `problem`)."""
+    teacher: Annotated[Path | None, OutsideKey("the network's own key counts")] = None
+    """The network whose answers are the targets (problem fidelity), as an .onnx file; runs set it."""
     head: Literal["ssdlite", "retinanet", "fcos"] | None = Field(
         default_factory=_by_kind(lambda kind: "ssdlite" if kind in BOXED else None)
     )
     """The head of detectors that are trained with boxes (kinds glyph_boxes, coco and voc)."""
-    metric: Metric = Field(default_factory=_by_kind(lambda kind: METRICS[_of(kind).problem][0]))
+    metric: Metric = Field(
+        default_factory=lambda known: METRICS[
+            one.kind if (one := known.get("own_problem")) else _of(known.get("kind")).problem
+        ][0]
+    )
     """The score that a run optimises and reports, called "accuracy" everywhere. `accuracy` (top-1) and `macro_f1`: for samples
     with one class each; `mean_iou`: for masks; `map50` and `coco_map` (the mean over overlaps from 0.5 to 0.95): for boxes;
-    `psnr`: for restored images; `word_accuracy`: for texts with a class for each word.
+    `psnr`: for restored images; `word_accuracy`: for texts with a class for each word; `own` and `fidelity`: by the problem of
+    this name.
     """
     images: int = Field(default_factory=_by_kind(lambda kind: _of(kind).images), ge=1)
     """Number of drawn images, or synthesised signals, in all splits together (kinds without files)."""
@@ -239,10 +292,16 @@ class DataSettings(BaseModel):
     def _check(self) -> "DataSettings":
         if _of(self.kind).has_files and self.path is None:
             raise ValueError(f"data.kind={self.kind} needs data.path=FOLDER")
-        if self.kind == "torchvision" and self.name is None:
-            raise ValueError("data.kind=torchvision needs data.name=cifar10, cifar100 or imagenet")
-        if self.kind != "torchvision" and self.name is not None:
-            raise ValueError(f"data.name={self.name} is for data.kind=torchvision, not {self.kind}")
+        if self.kind == "torchvision" and self.name not in PUBLISHED:
+            raise ValueError(f"data.kind=torchvision needs data.name={', '.join(PUBLISHED)}, not {self.name}")
+        if self.kind == "own" and not (self.name and is_function_name(self.name)):
+            raise ValueError(f"data.kind=own needs data.name=FILE.py:function or module:function, not {self.name}")
+        for option in ("name", "options", "names"):
+            kinds = ("torchvision", "own") if option == "name" else ("own",)
+            if self.kind not in kinds and getattr(self, option):
+                raise ValueError(
+                    f"data.{option}={getattr(self, option)} is for data.kind={' and '.join(kinds)}, not {self.kind}"
+                )
         if self.kind in BOXED and self.head is None:
             raise ValueError(f"data.kind={self.kind} needs data.head=ssdlite, retinanet or fcos")
         if self.kind not in BOXED and self.head is not None:
@@ -310,18 +369,22 @@ class DataSettings(BaseModel):
     @property
     def title(self) -> str:
         """The name of runs with this data."""
+        if self.kind == "own":
+            return (self.name or "").split(":")[-1] if not is_live(self.name) else "own data"
         return self.name or self.kind
 
     @property
     def sample(self) -> str:
         """The name of a sample in messages."""
-        if self.kind in SEVERAL and not self.has_one_image:
+        if (self.kind in SEVERAL and not self.has_one_image) or self.kind == "own":
             return "sample"
         return "text" if self.kind in WRITTEN else "image"
 
     @property
     def problem(self) -> str:
         """The learning problem for targets of this kind (`tasks.data.problems`)."""
+        if self.own_problem is not None:
+            return self._problem
         if self.upscale > 1:
             return SUPER_RESOLUTION[self.upscale].name
         return f"{self._problem}_{self.head}" if self.kind in BOXED else self._problem
@@ -329,6 +392,8 @@ class DataSettings(BaseModel):
     @property
     def _problem(self) -> str:
         """The kind of the learning problem; with boxes, the detector's head completes it."""
+        if self.own_problem is not None:
+            return self.own_problem.kind
         return _of(self.kind).problem if self.targets is None else "several_classes"
 
     def per_channel(self, values: tuple[float, ...], channels: int | None = None) -> tuple[float, ...]:

@@ -12,14 +12,21 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, overload
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_runtime.samples.inputs import NumbersPreparation, Spectrogram, TextPreparation, Vocabulary, packed
+from adaptive_runtime.samples.inputs import (
+    GivenPreparation,
+    NumbersPreparation,
+    Spectrogram,
+    TextPreparation,
+    Vocabulary,
+    packed,
+)
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
 from tasks.data.settings import KINDS, DataSettings
@@ -84,56 +91,65 @@ def rarest_classes(occurring: Sequence[_Integers], classes: int) -> _Integers:
 
 Inputs = Union["torch.Tensor", tuple["torch.Tensor", ...]]
 """A batch: one tensor, or, for samples with several inputs, one tensor each, in the order of the network's inputs."""
+Nested = Union["torch.Tensor", tuple["torch.Tensor", ...], dict[str, "torch.Tensor"]]
+"""Inputs, targets or outputs of a batch: one tensor, several, or several by name; the first axis of each is B."""
 
 
-def tensors(x: Inputs) -> tuple[torch.Tensor, ...]:
-    """The tensor of each input."""
-    return (x,) if isinstance(x, torch.Tensor) else x
+def tensors(x: Nested) -> tuple[torch.Tensor, ...]:
+    """The tensor of each input, target or output."""
+    if isinstance(x, torch.Tensor):
+        return (x,)
+    return tuple(x.values()) if isinstance(x, dict) else tuple(x)
 
 
-@overload
-def each(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor: ...
-@overload
-def each(x: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs: ...
-def each(x: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-    """The batch with every input changed."""
-    return change(x) if isinstance(x, torch.Tensor) else tuple(map(change, x))
+NestedT = TypeVar("NestedT", bound=Nested)
 
 
-def only(x: Inputs) -> torch.Tensor:
+def each(x: NestedT, change: Callable[[torch.Tensor], torch.Tensor]) -> NestedT:
+    """The batch with every tensor changed."""
+    return _like(x, map(change, tensors(x)))
+
+
+def _like(x: NestedT, changed: Iterable[torch.Tensor]) -> NestedT:
+    """Tensors in the form of `x`."""
+    if isinstance(x, torch.Tensor):
+        (found,) = changed
+        return cast("NestedT", found)
+    return cast("NestedT", dict(zip(x, changed, strict=True)) if isinstance(x, dict) else tuple(changed))
+
+
+def only(x: Nested) -> torch.Tensor:
     """The tensor of the only input; samples with several inputs were refused before."""
     assert isinstance(x, torch.Tensor), "samples of several inputs are refused before"
     return x
 
 
-def samples_in(x: Inputs) -> int:
+def samples_in(x: Nested) -> int:
     """The number of samples B."""
     return len(tensors(x)[0])
 
 
-def rows(x: Inputs, first: int, stop: int) -> Inputs:
+def rows(x: NestedT, first: int, stop: int) -> NestedT:
     """The samples from `first` to before `stop`."""
     return each(x, lambda one: one[first:stop])
 
 
-def pieces(x: Inputs, size: int) -> list[Inputs]:
+def pieces(x: NestedT, size: int) -> list[NestedT]:
     """The batch in pieces of at most `size` samples."""
-    return (
-        list(x.split(size)) if isinstance(x, torch.Tensor) else list(zip(*(one.split(size) for one in x), strict=True))
-    )
+    return [_like(x, parts) for parts in zip(*(one.split(size) for one in tensors(x)), strict=True)]
 
 
-def concatenated(batches: Sequence[Inputs]) -> Inputs:
+def concatenated(batches: Sequence[NestedT]) -> NestedT:
     """All samples of some batches in one batch."""
-    if isinstance(batches[0], torch.Tensor):
-        return torch.cat([only(batch) for batch in batches])
-    return tuple(map(torch.cat, zip(*map(tensors, batches), strict=True)))
+    return _like(batches[0], map(torch.cat, zip(*map(tensors, batches), strict=True)))
 
 
-def answers(network: Callable[..., Any], x: Inputs) -> torch.Tensor:
-    """A network's outputs for a batch, with the inputs in order."""
-    found: torch.Tensor = network(*tensors(x))
-    return found
+def answers(network: Callable[..., Any], x: Inputs) -> Any:
+    """A network's outputs for a batch, with the inputs in order: a tensor, a tuple of several, or several by name."""
+    found = network(*tensors(x))
+    if isinstance(found, Mapping):
+        return dict(found)
+    return tuple(found) if isinstance(found, list) else found
 
 
 def arrays(x: Inputs, names: Sequence[str]) -> NDArray[Any]:
@@ -149,8 +165,8 @@ SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test":
 """Allowed names of folders and files of splits."""
 
 
-OtherInput = NumbersPreparation | Spectrogram | TextPreparation
-"""The preparation of an input other than an image: numbers, a sound (which becomes an image), or a text."""
+OtherInput = NumbersPreparation | Spectrogram | TextPreparation | GivenPreparation
+"""The preparation of an input other than an image: numbers, a sound (which becomes an image), a text, or none."""
 
 
 class Scaling(NamedTuple):
@@ -158,7 +174,8 @@ class Scaling(NamedTuple):
 
     spectrogram: the conversion of a signal to an image in that resolution; None: no signals. vocabulary: for texts, which are
     cut or padded to the base number of words; None: no texts. inputs: for samples with several inputs, by name in their order;
-    an image (None) is scaled by crop and interpolation, others have their own preparation.
+    an image (None) is scaled by crop and interpolation, others have their own preparation. given: samples that networks take as
+    their owner gives them; None: others.
     """
 
     crop: Literal["central square", "none"]
@@ -166,6 +183,7 @@ class Scaling(NamedTuple):
     spectrogram: Spectrogram | None = None
     vocabulary: Vocabulary | None = None
     inputs: Mapping[str, OtherInput | None] | None = None
+    given: GivenPreparation | None = None
 
 
 UNSCALED = Scaling("none", "none")
@@ -188,6 +206,8 @@ class Source(ABC):
     given: Splits | None = None
     scaling: Scaling = UNSCALED
     notes: tuple[str, ...] = ()
+    outputs: Mapping[str, str | None] | None = None
+    """Names of the network's outputs, and how each is compared, if options name them."""
 
     def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """`indices` in a random order in which batches of `batch_size`, and equal slices of them, are read fast."""

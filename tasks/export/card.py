@@ -13,6 +13,7 @@ from adaptive_runtime.bundle.chains import SEGMENTS_FILE, ImagePreparation, Inpu
 from adaptive_runtime.samples.inputs import (
     PADDING,
     VOCABULARY_FILE,
+    GivenPreparation,
     NumbersPreparation,
     Spectrogram,
     TextPreparation,
@@ -71,7 +72,7 @@ def architecture(net: SuperNet, config: Mapping[str, Any]) -> exports.Architectu
     )
 
 
-Prepared = ImagePreparation | TextPreparation | InputsPreparation
+Prepared = ImagePreparation | TextPreparation | GivenPreparation | InputsPreparation
 
 
 def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...]]) -> Prepared:
@@ -81,6 +82,8 @@ def preparation(data: DataDescription, input_shapes: Mapping[str, tuple[int, ...
             inputs={name: _input_preparation(data, one, input_shapes[name]) for name, one in data.inputs.items()}
         )
     (input_shape,) = input_shapes.values()
+    if data.given is not None:
+        return data.given.model_copy(update={"size": tuple(input_shape[1:])})
     if data.vocabulary is None:
         return image_preparation(data, input_shape)
     from tasks.data.texts import text_preparation  # torch takes seconds
@@ -97,6 +100,8 @@ def _input_preparation(data: DataDescription, one: OtherInput | None, input_shap
         }
         own = {"spectrogram": one, "channels": one.channels, "crop": "none", "interpolation": "none", **scale}
         data = data.model_copy(update=own)
+    elif isinstance(one, GivenPreparation):
+        return one.model_copy(update={"size": tuple(input_shape[1:])})
     elif one is not None:
         return one
     return image_preparation(data, input_shape)
@@ -153,8 +158,11 @@ def markdown(card: exports.Card) -> str:
         f"A SubNet of `{source.network['name']}` for `{source.data}`.",
         _table(("", ""), _facts(card)),
         *_prepared(card.preparation),
-        "## Classes",
-        _table(("output", "class"), list(enumerate(card.classes[:MOST_CLASSES]))),
+        *(
+            ["## Classes", _table(("output", "class"), list(enumerate(card.classes[:MOST_CLASSES])))]
+            if card.classes
+            else []
+        ),
         f"{hidden} more are in the card's JSON file." if (hidden := len(card.classes) - MOST_CLASSES) > 0 else "",
         *_answers(card),
         "## Files",
@@ -270,6 +278,8 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 def _type_of(wanted: InputPreparation) -> str:
     """The type of an input's numbers."""
+    if isinstance(wanted, GivenPreparation):
+        return wanted.dtype
     return "int64" if isinstance(wanted, TextPreparation) else "float32"
 
 
@@ -278,13 +288,22 @@ def _prepared(wanted: Prepared) -> tuple[str, ...]:
     if isinstance(wanted, InputsPreparation):
         parts = [(f"## Input `{name}`", _input(one)) for name, one in wanted.inputs.items()]
         return tuple(part for pair in parts for part in pair)
-    return "## Texts" if isinstance(wanted, TextPreparation) else "## Images", _input(wanted)
+    kind = (
+        "Samples"
+        if isinstance(wanted, GivenPreparation)
+        else "Texts"
+        if isinstance(wanted, TextPreparation)
+        else "Images"
+    )
+    return f"## {kind}", _input(wanted)
 
 
 def _input(wanted: InputPreparation) -> str:
     """The preparation of an input by an application."""
     if isinstance(wanted, TextPreparation):
         return _texts(wanted)
+    if isinstance(wanted, GivenPreparation):
+        return _given(wanted)
     return _numbers_of(wanted) if isinstance(wanted, NumbersPreparation) else _images(wanted)
 
 
@@ -309,6 +328,14 @@ def _numbers_of(wanted: NumbersPreparation) -> str:
         f"An application gives {sizes} numbers, the first axis in this order, each less its mean, over its deviation:"
     )
     return f"{described}\n\n{_table(('', 'mean', 'deviation'), rows)}"
+
+
+def _given(wanted: GivenPreparation) -> str:
+    """The samples as their owner gives them."""
+    scaled = "" if wanted.shape == wanted.size else f" The SubNet takes {_sizes(wanted.size)} of them"
+    scaled += f", scaled by: {wanted.size_interpolation}." if scaled and len(wanted.shape) > 1 else "." * bool(scaled)
+    own = wanted.described or "the training data's own; no description of it was given"
+    return f"An application gives {wanted.dtype} {_sizes(wanted.shape)} for each sample.{scaled} Preparation: {own}."
 
 
 def _images(wanted: ImagePreparation) -> str:

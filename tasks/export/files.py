@@ -34,12 +34,12 @@ from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.data.source import Inputs, answers, arrays, concatenated, rows, samples_in
+from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import ConversionError, ConversionLimits, onnx_of, run_limited
 from tasks.evaluation.executorch.programs import subnet_jobs
 from tasks.evaluation.ncnn.conversion import convert
 from tasks.evaluation.ncnn.files import masks_of
 from tasks.evaluation.quantise import QuantisedSubNet, quantise
-from tasks.evaluation.quantise.accuracy import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.adapted import Adapted, own_tensors
 from tasks.export.onnx_files import ARCHIVE_FILE, BATCHES, dynamic_batch, fact_file, tell

@@ -10,9 +10,9 @@ from tasks.base.schemas.results import GivenFile, GivenSuperNet
 from tasks.base.schemas.stored import StageResult
 from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.dataset import check_same
+from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.models.outputs import check_shapes
-from tasks.evaluation.quantise.accuracy import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources, tallied
 from tasks.evaluation.subnets.evaluations import accuracies_of_ends
 from tasks.evaluation.subnets.images import pick_device

@@ -25,7 +25,7 @@ from adaptive_runtime.bundle.chains import (
 )
 from adaptive_runtime.bundle.chains.manifest import FileName
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.samples.inputs import TextPreparation, packed
+from adaptive_runtime.samples.inputs import GivenPreparation, TextPreparation, packed
 from profiling_agents.messages import ActivationCoding, Message
 
 BundleFormat = Literal["onnx", "onnx_int8", "ncnn", "ncnn_fp16", "ncnn_bf16"]
@@ -56,8 +56,15 @@ class TakenSamples(NamedTuple):
         """The samples for a preparation and a SubNet's input shape."""
         if isinstance(preparation, TextPreparation):
             return cls((preparation.length,), preparation.words)
+        if isinstance(preparation, GivenPreparation):
+            return cls(preparation.shape, preparation.words)
         if isinstance(preparation, InputsPreparation):
-            words = {name: one.words for name, one in preparation.inputs.items() if isinstance(one, TextPreparation)}
+            worded = {
+                name: one
+                for name, one in preparation.inputs.items()
+                if isinstance(one, TextPreparation | GivenPreparation)
+            }
+            words = {name: one.words for name, one in worded.items()}
             return cls((), inputs={name: cls(shape, words.get(name)) for name, shape in preparation.shapes.items()})
         return cls((input_shape[1], preparation.resolution, preparation.resolution))
 

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, model_s
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage, read_bytes
 from adaptive_runtime.exits import Thresholds
-from adaptive_runtime.samples.inputs import NumbersPreparation, Spectrogram, TextPreparation
+from adaptive_runtime.samples.inputs import GivenPreparation, NumbersPreparation, Spectrogram, TextPreparation
 from profiling_agents.messages import Digest, Message
 
 SEGMENTS_FILE = "segments.json"
@@ -100,8 +100,8 @@ class ImagePreparation(Message):
         return {name: value for name, value in content.items() if name != "spectrogram" or value is not None}
 
 
-InputPreparation = ImagePreparation | NumbersPreparation | TextPreparation
-"""The preparation of one of several inputs: an image, or the spectrogram of a sound; numbers; a text."""
+InputPreparation = ImagePreparation | NumbersPreparation | TextPreparation | GivenPreparation
+"""The preparation of one of several inputs: an image, or the spectrogram of a sound; numbers; a text; the owner's own."""
 
 
 class InputsPreparation(Message):
@@ -140,10 +140,12 @@ def _given_shape(one: InputPreparation) -> tuple[int, ...]:
 def _own_shape(one: InputPreparation) -> tuple[int, ...]:
     if isinstance(one, ImagePreparation):
         return len(one.mean), *one.size
-    return one.size if isinstance(one, TextPreparation) else one.shape
+    return one.size if isinstance(one, TextPreparation | GivenPreparation) else one.shape
 
 
-SamplePreparation = Annotated[ImagePreparation | TextPreparation | InputsPreparation, Field(discriminator="layout")]
+SamplePreparation = Annotated[
+    ImagePreparation | TextPreparation | GivenPreparation | InputsPreparation, Field(discriminator="layout")
+]
 
 
 def text_of(prepared: SamplePreparation | None) -> TextPreparation | None:

@@ -21,6 +21,7 @@ from flows.storage import SUBNETS_FOLDER
 from importing import later_names
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
 from tasks.base.artifacts import SubNetStore, Workspace, digest_of, key_settings
+from tasks.base.own_code import source_of
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITIES_FILE, AccuracyValidation, Uncertainty
@@ -29,7 +30,6 @@ from tasks.data import DataSettings
 from tasks.data.problems import CLASSIFICATION, problem_named
 from tasks.data.source import listing_of
 from tasks.evaluation.models import ModelSettings
-from tasks.evaluation.models.own_code import source_of
 from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def data_key(settings: DataSettings) -> dict[str, Any]:
     key = key_settings(settings)
     if settings.inputs is not None:
         key["inputs"] = [list(one) for one in settings.inputs.items()]  # order counts, but digests sort mappings
+    problem = settings.own_problem
+    named = (settings.name if settings.kind == "own" else None, problem and problem.loss, problem and problem.score)
+    sources = [source_of(name) for name in named if name is not None]
+    if any(sources):  # opening data without source reports this in one line
+        key["source"] = [user_code_version(source) for source in sources if source is not None]
     return {**key, "files": listing_of(settings.path)} if settings.path else key
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from adaptive_runtime.bundle.bundles import BundleDevice, BundleOrigin
 from adaptive_runtime.bundle.chains import ImagePreparation, InputsPreparation
-from adaptive_runtime.samples.inputs import TextPreparation
+from adaptive_runtime.samples.inputs import GivenPreparation, TextPreparation
 from profiling_agents.messages import Capabilities, LayerTiming
 from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.stored import Named, Predicted, Record, Stored
@@ -216,7 +216,7 @@ class Card(Named, Stored):
 
     batch: int
     input_shape: tuple[int, ...]
-    preparation: ImagePreparation | TextPreparation | InputsPreparation
+    preparation: ImagePreparation | TextPreparation | GivenPreparation | InputsPreparation
     classes: tuple[str, ...]
     macs: int
     parameters: int

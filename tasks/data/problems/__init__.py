@@ -6,6 +6,8 @@ A problem with several metrics has a record for each. A new problem needs a reco
 
 from tasks.data.problems.classification import CLASSIFICATION, CLASSIFICATION_BY_F1, SEVERAL_CLASSES
 from tasks.data.problems.detection import DETECTION, DETECTION_BY_COCO
+from tasks.data.problems.fidelity import FIDELITY
+from tasks.data.problems.own import OWN
 from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, Tally, require
 from tasks.data.problems.restoration import RESTORATION, SUPER_RESOLUTION
 from tasks.data.problems.segmentation import SEGMENTATION
@@ -21,6 +23,8 @@ PROBLEMS: tuple[LearningProblem, ...] = (
     RESTORATION,
     *SUPER_RESOLUTION.values(),
     TAGGING,
+    OWN,
+    FIDELITY,
 )
 
 

@@ -33,9 +33,9 @@ def resized(taught_BChw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return functional.interpolate(taught_BChw, size, mode="bilinear", align_corners=False, antialias=True)
 
 
-Batch = tuple[Any, "torch.Tensor"]
-"""The inputs: x_BCHW float32, or another kind (`tasks.data.source.Inputs`); and the targets, whose first axis is B.
-Code for samples of a single input treats x as a tensor.
+Batch = tuple[Any, Any]
+"""The inputs: x_BCHW float32, or another kind (`tasks.data.source.Inputs`); and the targets, whose first axis is B: a tensor, or
+several if the problem is the user's own (`tasks.data.source.Nested`). Code for samples of a single input treats x as a tensor.
 """
 
 Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
@@ -96,6 +96,8 @@ class LearningProblem(ABC):
     lacks: Mapping[str, str] = LACKS_OF_PARTS
     heads: Mapping[str, int] = ONE_HEAD
     reads: str = "labelled"
+    takes_any: bool = False
+    """Whether a network may have outputs of any number and shape."""
 
     def fitted(self, source: Any) -> Self:
         """The record for a source of data; the record itself, unless it depends on the source."""

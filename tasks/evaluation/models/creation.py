@@ -6,11 +6,10 @@ side. Checkpoints are .safetensors files or torch files. Only tensors are read f
 Legend: B batch, K classes of a target.
 """
 
-import importlib
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,28 +23,11 @@ from torch import Tensor, nn
 
 import tailor_ir
 from tasks.base.errors import UserError, shortened
+from tasks.base.own_code import UserFunction, code_folder
 from tasks.data.problems import CLASSIFICATION, LearningProblem, require
-from tasks.data.problems.record import ONE_HEAD
 from tasks.data.samples import AnyForm, SampleForm, SeveralInputs
 from tasks.evaluation.models.outputs import check_answer, check_shapes, classifier_of, sizes_text
-from tasks.evaluation.models.own_code import (
-    ROOMS,
-    USERS_ENDS,
-    UserModule,
-    described,
-    findable,
-    imported,
-    line_of,
-    own_names,
-    source_of,
-)
-from tasks.evaluation.models.settings import (
-    ModelSettings,
-    check_checkpoint,
-    check_network_file,
-    check_source,
-    is_of_torch,
-)
+from tasks.evaluation.models.settings import ModelSettings, check_checkpoint, check_network_file, is_of_torch
 
 Outputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
@@ -106,7 +88,7 @@ def network_of_file(
         _check_input(where, value, wanted[value.name], form)
     taken = _taken_outputs(where, [value.name for value in model.graph.output], settings.outputs, classes, problem)
     _keep(where, model.graph, taken, problem.heads)
-    check_shapes(where, [_sizes(value) for value in model.graph.output], classes, problem, form.size[-1])
+    check_shapes(where, [_sizes(value) for value in model.graph.output], classes, problem, form.side)
     return model
 
 
@@ -115,8 +97,10 @@ def _taken_outputs(
 ) -> Sequence[str]:
     """Names of the used outputs: one, or one per target in the targets' order. UserError: the choice is unclear or invalid."""
     heads = problem.heads
+    if problem.takes_any and asked is None:
+        return given
     if asked is not None:
-        if set(asked) <= set(given) and len(asked) in (1, len(heads)):
+        if set(asked) <= set(given) and (problem.takes_any or len(asked) in (1, len(heads))):
             return asked
         count = f"one, or {len(heads)} in the order of data.targets," if heads else "one"
         raise UserError("model.outputs", f"[{', '.join(asked)}]", allowed=f"{count} of {', '.join(given)}")
@@ -135,8 +119,16 @@ def _taken_outputs(
 
 
 def _keep(where: str, graph: onnx.GraphProto, names: Sequence[str], heads: Mapping[str, int]) -> None:
-    """Reduce a network to one output: the named outputs side by side. UserError: one of several is not (B, K) of its target."""
+    """Keep the named outputs of a network; of several heads, one output with all of them side by side.
+
+    UserError: a head is not (B, K) of its target.
+    """
     given = {value.name: value for value in graph.output}
+    if not heads:
+        kept_outputs = [given[name] for name in names]
+        del graph.output[:]
+        graph.output.extend(kept_outputs)
+        return
     kept = onnx.ValueInfoProto()
     kept.CopyFrom(given[names[0]])
     if len(names) > 1:
@@ -198,73 +190,24 @@ def _check_input(where: str, value: onnx.ValueInfoProto, form: SampleForm, sampl
 
 
 def create_callable(
-    settings: ModelSettings, classes: int, form: AnyForm, heads: Mapping[str, int] = ONE_HEAD
+    settings: ModelSettings, classes: int, form: AnyForm, problem: LearningProblem = CLASSIFICATION
 ) -> nn.Module:
     """Call `module:function` (in the working folder, or on the Python path) or `FILE.py:function`.
 
     The function gets num_classes; for images in_chans; for texts num_words and length; for several inputs the shapes by name,
     and num_words if one is a text; if samples have several targets, heads: the number of classes of each target by name.
     """
-    facts = {**form.facts, **({"heads": dict(heads)} if heads else {})}
-    where, folder, source = f"model.name '{settings.name}'", code_folder(settings.name), source_of(settings.name)
-    with findable((Path.cwd(),) if source is None else source.folders):
-        function = _imported(where, settings.name, source)
-        try:
-            model = function(num_classes=classes, **facts, **settings.options)
-        except USERS_ENDS as error:
-            if isinstance(error, TypeError) and line_of(error, folder) is None:  # before its first line
-                raise UserError(
-                    where,
-                    f"cannot be called ({error})",
-                    allowed=f"a function of num_classes, {', '.join(facts)} and model.options",
-                ) from error
-            raise UserError(
-                where,
-                f"raises {described(error, folder)}",
-                next_step=_taken(error) or "mend it, or check model.options",
-            ) from error
+    facts = {**form.facts, **({"heads": dict(problem.heads)} if problem.heads else {})}
+    where = f"model.name '{settings.name}'"
+    function = UserFunction(where, settings.name)
+    given = {"num_classes": classes, **facts}
+    if problem.takes_any:  # the owner's function need not know the facts of the data
+        given = function.taken(given)
+    allowed = f"a function of {', '.join([*given, 'model.options'])}"
+    model = function(allowed, "check model.options", **given, **settings.options)
     if not isinstance(model, nn.Module):
         raise UserError(where, f"returns {type(model).__name__}", allowed="torch.nn.Module")
     return model
-
-
-def _imported(where: str, name: str, source: UserModule | None) -> Callable[..., Any]:
-    module, function_name = name.split(":")
-    check_source(name)
-    try:
-        found = importlib.import_module(module) if source is None else imported(source)
-        function: Callable[..., Any] = getattr(found, function_name)
-    except USERS_ENDS as error:
-        line = line_of(error, code_folder(name))
-        if line is None and isinstance(error, ImportError | AttributeError):
-            raise UserError(
-                where,
-                f"cannot be imported ({own_names(str(error))})",
-                allowed="module:function, in the working folder or on the Python path, or FILE.py:function",
-            ) from error
-        raise UserError(
-            where,
-            f"cannot be imported: {described(error, code_folder(name))}",
-            next_step=_taken(error) or "mend it, or name another function",
-        ) from error
-    return function
-
-
-def _taken(error: BaseException) -> str:
-    """The advice if a user's module was searched in a package of AutoTailor with the same name; "" for other errors."""
-    room = (getattr(error, "name", None) or "").split(".")[0] if isinstance(error, ImportError) else ""
-    if room not in ROOMS:
-        return ""
-    return (
-        f"AutoTailor has a package '{room}', too: import statements find yours, "
-        f"importlib.import_module and pickle do not; rename yours"
-    )
-
-
-def code_folder(name: str) -> str:
-    """The folder that holds the module of a callable, or its package; the working folder if the module is not found."""
-    source = source_of(name)
-    return str(Path.cwd() if source is None else source.folder)
 
 
 USUAL_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params")
@@ -380,7 +323,7 @@ def create(
             model = create_timm(settings, classes, *form.shape[:2])
         else:
             where, folder = f"model.name '{settings.name}'", code_folder(settings.name)
-            model = create_callable(settings, classes, form, problem.heads)
+            model = create_callable(settings, classes, form, problem)
             if settings.backbone is not None:
                 form.require("backbone", f"model.backbone {settings.backbone}", "leave it out")
                 assert isinstance(form, SampleForm)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from tasks.base.artifacts import OutsideKey
 from tasks.base.earlier import name_now
 from tasks.base.errors import UserError
-from tasks.evaluation.models.own_code import source_of
+from tasks.base.own_code import check_source, is_function_name
 
 
 class ModelSettings(BaseModel):
@@ -68,7 +68,7 @@ class ModelSettings(BaseModel):
             raise ValueError("model.kind=onnx needs model.path=FILE.onnx")
         if self.kind == "onnx" and self.checkpoint is not None:
             raise ValueError("an .onnx file carries its weights; leave model.checkpoint out")
-        if self.kind == "callable" and (self.name.count(":") != 1 or not all(self.name.split(":"))):
+        if self.kind == "callable" and not is_function_name(self.name):
             raise ValueError(f"model.name={self.name} is not of the form module:function or FILE.py:function")
         if self.backbone is not None and self.kind != "callable":
             raise ValueError(f"model.backbone={self.backbone} is for model.kind=callable, not {self.kind}")
@@ -123,7 +123,7 @@ def check_named(settings: ModelSettings) -> None:
         assert settings.path is not None
         check_network_file(settings.path)
     elif settings.kind == "callable":
-        check_source(settings.name)
+        check_source("model.name", settings.name)
     elif fault := _unknown_to_timm(settings.name):
         raise UserError("model.name", fault[0], allowed=fault[1], next_step="see timm.list_models()")
     if settings.checkpoint is not None:
@@ -135,15 +135,6 @@ def check_network_file(path: Path) -> None:
     """Raise UserError if the file does not exist."""
     if not path.is_file():
         raise UserError(f"model file '{path}'", "does not exist", next_step="choose another with model.path=FILE.onnx")
-
-
-def check_source(name: str) -> None:
-    """Raise UserError if the file of `FILE.py:function` does not exist."""
-    module = name.split(":")[0]
-    if module.endswith(".py") and source_of(name) is None:
-        raise UserError(
-            f"model.name '{name}'", f"there is no file '{module}'", allowed="FILE.py:function, or module:function"
-        )
 
 
 def check_checkpoint(path: Path) -> None:

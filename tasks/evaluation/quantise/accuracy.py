@@ -13,52 +13,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from adaptive_runtime.samples.inputs import packed, unpacked
 from tailor_ir import Config, Statistics, SuperNet
-from tasks.base.errors import UserError, shortened
 from tasks.base.progress import Progress
 from tasks.data.samples import Size
 from tasks.data.source import Inputs, concatenated, pieces, rows, samples_in, tensors
+from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.quantise.qdq import Quantiser, layers
 from tasks.evaluation.settings import Settings
 from tasks.evaluation.subnets import Accuracy, EvaluationData, count_correct
-
-
-class OnnxNetwork:
-    """The network of a file. With a fixed batch it runs as often as needed."""
-
-    def __init__(self, model: Path | bytes) -> None:
-        """Open a file or its content. UserError if onnxruntime cannot run it."""
-        self._where = f"model file '{model}'" if isinstance(model, Path) else "ONNX model"
-        try:
-            self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise UserError(self._where, f"onnxruntime cannot read it ({shortened(error)})") from error
-        given = self._session.get_inputs()
-        self._names = [one.name for one in given]
-        self._batch = given[0].shape[0] if isinstance(given[0].shape[0], int) else None
-
-    def __call__(self, *x: torch.Tensor) -> torch.Tensor:
-        """logits_BK for all images x_BCHW; a file with several inputs takes them in order."""
-        samples = packed(dict(zip(self._names, (one.cpu().numpy() for one in x), strict=True)))
-        size = self._batch or len(samples)
-        padding = np.zeros((-len(samples) % size, *samples.shape[1:]), samples.dtype)
-        parts = np.split(np.concatenate([samples, padding]), range(size, len(samples), size))
-        return torch.from_numpy(np.concatenate([self._run(part) for part in parts])[: len(samples)])
-
-    def _run(self, samples: np.ndarray) -> np.ndarray:
-        try:
-            logits: np.ndarray = self._session.run(None, dict(zip(self._names, unpacked(samples), strict=True)))[0]
-        except Exception as error:
-            raise UserError(self._where, f"onnxruntime cannot run it ({shortened(error)})") from error
-        return logits
-
 
 BATCH = 32
 """Batch size of the models for calibration and evaluation."""

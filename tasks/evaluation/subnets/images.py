@@ -24,7 +24,7 @@ from tasks.data import Batch, Dataset, DataSettings, Split
 from tasks.data.images import resize
 from tasks.data.problems import LearningProblem
 from tasks.data.samples import Size, placed
-from tasks.data.source import rows
+from tasks.data.source import each, rows, samples_in
 from tasks.evaluation.subnets.record import Accuracy
 
 
@@ -291,7 +291,8 @@ class EvaluationData:
         else:
             source = self.dataset.batches(self._batch_size)
         for x_BCHW, target in source:
-            yield placed(rows(x_BCHW, 0, left), self.device, self._dtype), target[:left].to(self.device)
-            left -= len(target)
+            kept = each(rows(target, 0, left), lambda one: one.to(self.device))
+            yield placed(rows(x_BCHW, 0, left), self.device, self._dtype), kept
+            left -= samples_in(target)
             if left <= 0:
                 return

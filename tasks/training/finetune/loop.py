@@ -19,7 +19,7 @@ from tasks.data import Batch, Dataset, EpochPart
 from tasks.data.dataset import prefetched
 from tasks.data.problems import require
 from tasks.data.samples import placed
-from tasks.data.source import Inputs, each, only, pieces, samples_in, tensors
+from tasks.data.source import Inputs, Nested, each, only, pieces, samples_in, tensors
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.checkpoint import rewind
@@ -152,8 +152,7 @@ class Trainer:
         roles, net = self.network.roles(self.step), self.network.net
         if net is not None and self.phase.strategy not in FROZEN | OF_EXITS:
             roles = [replace(role, config=net.max_config) for role in roles]
-        x = self.dataset.form.blank(self.settings.batch_size // self.world)
-        target = self.dataset.problem.blank(samples_in(x), self.job.data.resolution)
+        x, target = self.dataset.blank(self.settings.batch_size // self.world)
         self.memory.fit(
             lambda: self._passes(self._pieces(x, target)[:MOST_TRIED], roles),
             self.network.module,
@@ -331,7 +330,7 @@ class Trainer:
                 part=replace(own, start=skip if epoch == first else 0),
             )
 
-    def train_step(self, x: Inputs, target: torch.Tensor) -> Finished:
+    def train_step(self, x: Inputs, target: Nested) -> Finished:
         """One optimiser step on this rank's slice, with the mean losses over the global batch."""
         done = self.step - self.phase.first_step
         rate = self.phase.rate * learning_rate(self.settings, done, self.phase.steps, self.job.steps_per_epoch)
@@ -349,11 +348,11 @@ class Trainer:
         images_per_s = samples_in(x) * self.world / (self._ended_s - started_s)
         return Finished(self.step, rate, roles, losses / self.world, images_per_s, memory=self.memory.measured())
 
-    def _pieces(self, x: Inputs, target: torch.Tensor) -> list[Batch]:
+    def _pieces(self, x: Inputs, target: Nested) -> list[Batch]:
         """The micro-batches of this rank's slice; a smaller last batch has as many, but smaller ones."""
         count = self.settings.micro_batches // self.world
         size = max(2, math.ceil(samples_in(x) / count))
-        return list(zip(pieces(x, size), target.split(size), strict=True))
+        return list(zip(pieces(x, size), pieces(target, size), strict=True))
 
     def _passes(self, parts: list[Batch], roles: list[Role]) -> torch.Tensor:
         """Forward and backward passes of a step, with the exchange of gradients; returns the losses on this rank."""
@@ -372,20 +371,18 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _prepared(self, x: Inputs, target: torch.Tensor, place: int) -> Batch:
+    def _prepared(self, x: Inputs, target: Nested, place: int) -> Batch:
         """Samples on the device with their targets, or mixed samples with soft labels (B, K).
 
         place: position of the micro-batch in the global batch.
         """
-        x, target = placed(x, self.device, self.dtype), target.to(self.device)
+        x, target = placed(x, self.device, self.dtype), each(target, lambda one: one.to(self.device))
         if self.settings.mixing.is_on:
             key = (self.settings.seed, self.step, place)
-            x, target = mix(only(x), target, self.settings.mixing, self.dataset.classes, key)
+            x, target = mix(only(x), only(target), self.settings.mixing, self.dataset.classes, key)
         return each(x, lambda one: one.to(memory_format=self.layout) if one.ndim == 4 else one), target
 
-    def _micro_step(
-        self, x: Inputs, target: torch.Tensor, roles: list[Role], share: float, *, last: bool
-    ) -> torch.Tensor:
+    def _micro_step(self, x: Inputs, target: Nested, roles: list[Role], share: float, *, last: bool) -> torch.Tensor:
         """Forward and backward pass of every role on one micro-batch; returns the losses times `share`."""
         losses = self.network.losses(roles, x, target, self.parallel)
         found = []

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tasks.data.problems import CLASSIFICATION, LearningProblem
+from tasks.data.source import Nested, each, tensors
 from tasks.training.finetune.settings import Settings, TrainSettings
 
 ALPHAS = (-1.0, 1.0)
@@ -26,10 +27,10 @@ LARGEST_RATIO = 5.0
 
 
 def loss_of(
-    outputs: torch.Tensor,
-    target: torch.Tensor,
+    outputs: Nested,
+    target: Any,
     settings: TrainSettings,
-    taught: torch.Tensor | None = None,
+    taught: Nested | None = None,
     share: float = 1.0,
     problem: LearningProblem = CLASSIFICATION,
 ) -> torch.Tensor:
@@ -38,15 +39,15 @@ def loss_of(
     target: as the problem defines it; in classification classes (B,), or soft labels (B, K). share: the weight of the teacher.
     """
     weight = 0.0 if taught is None else share
-    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    loss = torch.zeros((), device=outputs.device)
+    outputs = each(outputs, lambda one: one.to(torch.promote_types(one.dtype, torch.float32)))
+    loss = torch.zeros((), device=tensors(outputs)[0].device)
     if weight < 1:
         loss = loss + (1 - weight) * problem.loss(outputs, target, settings.label_smoothing)
     if weight > 0:
         assert taught is not None
         assert isinstance(settings, Settings)
         divergence = alpha_divergence if settings.divergence == "alpha" else soft_cross_entropy
-        loss = loss + weight * problem.distillation(outputs, taught.to(outputs.dtype), divergence)
+        loss = loss + weight * problem.distillation(outputs, each(taught, lambda one: one.to(loss.dtype)), divergence)
     return loss
 
 

@@ -15,10 +15,10 @@ from tasks.base.progress import Silent
 from tasks.base.schemas.predictions import SENSITIVITIES_FILE, Sensitivities
 from tasks.data import DataSettings, load_splits
 from tasks.data.samples import image_form
+from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.pictures import ANSWERS_FILE
-from tasks.evaluation.quantise.accuracy import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, accuracy, count_correct, statistics_of
 from tasks.prediction import sensitivity
 from tasks.prediction.settings import Settings as PredictSettings

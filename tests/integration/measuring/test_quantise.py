@@ -20,9 +20,9 @@ from tasks import export
 from tasks.base.artifacts import Workspace
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load_splits
+from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.quantise import Int8, Settings, quantise
-from tasks.evaluation.quantise.accuracy import OnnxNetwork
 from tasks.evaluation.subnets import EvaluationData, accuracies, count_correct, statistics_of
 from tests.support.fronts import write_front
 

@@ -16,8 +16,8 @@ from tasks.base.errors import UserError
 from tasks.data.problems import CLASSIFICATION, LearningProblem
 from tasks.data.problems.classification import SeveralClasses
 from tasks.data.samples import image_form
+from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.models import ModelSettings, create
-from tasks.evaluation.quantise.accuracy import OnnxNetwork
 
 HEADS = {"light": 2, "warmth": 3}
 TWO_TARGETS = SeveralClasses(HEADS)

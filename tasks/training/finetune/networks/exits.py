@@ -309,9 +309,7 @@ class TrainableExits(Trainable):
         """Weights of earlier parts, and their factor."""
         return self._course.slowed(self._net), self._settings.exits.earlier_rate
 
-    def losses(
-        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
-    ) -> Iterator[torch.Tensor]:
+    def losses(self, roles: Sequence[Role], x_BCHW: Inputs, target: Any, forward: Forward) -> Iterator[torch.Tensor]:
         """Losses (P,) of the trained exits, for each SubNet."""
         net, exits, constant = self._net, self._course.exits, self._course.constant
         x_BCHW = only(x_BCHW)

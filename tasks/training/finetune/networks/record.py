@@ -161,9 +161,7 @@ class Trainable(ABC):
             self.original.begin(batches)
 
     @abstractmethod
-    def losses(
-        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
-    ) -> Iterator[torch.Tensor]:
+    def losses(self, roles: Sequence[Role], x_BCHW: Inputs, target: Any, forward: Forward) -> Iterator[torch.Tensor]:
         """The loss of each role on a micro-batch: () for a single loss, (P,) for parts.
 
         Each loss is computed only on request, so that passes run one by one.

@@ -23,7 +23,7 @@ from tailor_ir.subnets.elastic import Branch, Branches, Features
 from tasks.data.images import resize
 from tasks.data.problems import CLASSIFICATION, LearningProblem
 from tasks.data.samples import Size
-from tasks.data.source import Inputs, answers
+from tasks.data.source import Inputs, Nested, answers, each
 from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Role, Trainable
 from tasks.training.finetune.numerics import distance, loss_of
 from tasks.training.finetune.settings import Settings, Strategy, TrainSettings
@@ -38,9 +38,7 @@ class TrainableNetwork(Trainable):
         super().__init__(module, size, lambda step: [Role("network", {}, False)])
         self._settings, self._problem = settings, problem
 
-    def losses(
-        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
-    ) -> Iterator[torch.Tensor]:
+    def losses(self, roles: Sequence[Role], x_BCHW: Inputs, target: Any, forward: Forward) -> Iterator[torch.Tensor]:
         """The loss from the targets."""
         outputs = answers(forward, resize(x_BCHW, self.base_size))
         yield loss_of(outputs, target, self._settings, problem=self._problem)
@@ -89,9 +87,7 @@ class TrainableBranches(Trainable):
         exits = [branch.exit for branch in self._branches]
         return [Role("branches", {}, True, draw_branches(exits, self._settings.branches_per_step, rng))]
 
-    def losses(
-        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
-    ) -> Iterator[torch.Tensor]:
+    def losses(self, roles: Sequence[Role], x_BCHW: Inputs, target: Any, forward: Forward) -> Iterator[torch.Tensor]:
         """The mean distance of the branches' results from the original's."""
         features = self._run.branches.features(x_BCHW)
         for role in roles:
@@ -235,9 +231,7 @@ class TrainableSuperNet(Trainable):
         super().__init__(net.elastic, size, draw, net=net, teacher=teacher, original=original)
         self._net, self._settings, self._share, self._problem = net, settings, share, problem
 
-    def losses(
-        self, roles: Sequence[Role], x_BCHW: Inputs, target: torch.Tensor, forward: Forward
-    ) -> Iterator[torch.Tensor]:
+    def losses(self, roles: Sequence[Role], x_BCHW: Inputs, target: Any, forward: Forward) -> Iterator[torch.Tensor]:
         """The loss of each SubNet; without a frozen teacher the first SubNet teaches the others."""
         taught = self._taught(x_BCHW)
         for role in roles:
@@ -246,10 +240,10 @@ class TrainableSuperNet(Trainable):
             own = taught if role.distilled else None
             yield loss_of(outputs, target, self._settings, own, self._share, self._problem)
             if taught is None:
-                taught = outputs.detach()
+                taught = each(outputs, torch.Tensor.detach)
 
     @torch.no_grad()
-    def _taught(self, x_BCHW: Inputs) -> torch.Tensor | None:
+    def _taught(self, x_BCHW: Inputs) -> Nested | None:
         """Raw outputs of the frozen teacher, e.g. logits (B, K); None without a teacher or if `share` is 0."""
         if not self._share:
             return None

@@ -8,7 +8,7 @@ import pytest
 
 from flows.pipeline import versions
 from flows.pipeline.versions import code_version, user_code_version
-from tasks.evaluation.models.own_code import source_of
+from tasks.base.own_code import source_of
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ Modules are found in the working folder first, and importable even if a package 
 import builtins
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -19,11 +20,11 @@ from types import ModuleType
 from typing import Any
 
 from tasks.base.artifacts import digest_of
-from tasks.base.errors import shortened
+from tasks.base.errors import UserError, shortened
 
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
-HOME = Path(__file__).resolve().parents[3]
+HOME = Path(__file__).resolve().parents[2]
 WORLD = "own_code_"
 """Prefix of the packages under which modules with taken names are imported."""
 
@@ -210,3 +211,107 @@ def _shown(file: str) -> str:
     """The path, relative to the working folder if it is inside."""
     path, here = Path(file), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
+
+
+LIVE: dict[str, Any] = {}
+"""Objects of the process that calls AutoTailor from Python, by their names in settings (`LIVE_NAME`:digest)."""
+LIVE_NAME = "live"
+
+
+def is_live(name: str | None) -> bool:
+    """Whether settings name an object of this process, which no other process has."""
+    return name is not None and name.startswith(f"{LIVE_NAME}:")
+
+
+class UserFunction:
+    """A function of the user, by `module:function` (in the working folder, or on the Python path) or `FILE.py:function`.
+
+    Its errors are one line with the line of the user's code. where: the option that names it, for messages.
+    """
+
+    def __init__(self, where: str, name: str) -> None:
+        """Import it. UserError: it does not exist, or its module fails."""
+        self.where, self.folder, self._source = where, code_folder(name), source_of(name)
+        with self._findable():
+            self.function: Callable[..., Any] = (
+                LIVE[name] if is_live(name) and name in LIVE else _imported(where, name, self._source)
+            )
+
+    def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `given` for which the function has parameters."""
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # built in
+            return {}
+        any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        return {name: value for name, value in given.items() if any_name or name in parameters}
+
+    def __call__(self, allowed: str, remedy: str, /, *given: Any, **named: Any) -> Any:
+        """Call it. UserError if it fails. allowed: its parameters. remedy: the next step besides mending it."""
+        with self._findable():
+            try:
+                return self.function(*given, **named)
+            except USERS_ENDS as error:
+                if isinstance(error, TypeError) and line_of(error, self.folder) is None:  # before its first line
+                    raise UserError(self.where, f"cannot be called ({error})", allowed=allowed) from error
+                raise UserError(
+                    self.where,
+                    f"raises {described(error, self.folder)}",
+                    next_step=_taken(error) or f"mend it, or {remedy}",
+                ) from error
+
+    def _findable(self) -> AbstractContextManager[None]:
+        return findable((Path.cwd(),) if self._source is None else self._source.folders)
+
+
+def _imported(where: str, name: str, source: UserModule | None) -> Callable[..., Any]:
+    module, function_name = name.split(":")
+    check_source(where.split(" ")[0], name)
+    try:
+        found = importlib.import_module(module) if source is None else imported(source)
+        function: Callable[..., Any] = getattr(found, function_name)
+    except USERS_ENDS as error:
+        line = line_of(error, code_folder(name))
+        if line is None and isinstance(error, ImportError | AttributeError):
+            raise UserError(
+                where,
+                f"cannot be imported ({own_names(str(error))})",
+                allowed="module:function, in the working folder or on the Python path, or FILE.py:function",
+            ) from error
+        raise UserError(
+            where,
+            f"cannot be imported: {described(error, code_folder(name))}",
+            next_step=_taken(error) or "mend it, or name another function",
+        ) from error
+    return function
+
+
+def _taken(error: BaseException) -> str:
+    """The advice if a user's module was searched in a package of AutoTailor with the same name; "" for other errors."""
+    room = (getattr(error, "name", None) or "").split(".")[0] if isinstance(error, ImportError) else ""
+    if room not in ROOMS:
+        return ""
+    return (
+        f"AutoTailor has a package '{room}', too: import statements find yours, "
+        f"importlib.import_module and pickle do not; rename yours"
+    )
+
+
+def code_folder(name: str) -> str:
+    """The folder that holds the module of a callable, or its package; the working folder if the module is not found."""
+    source = source_of(name)
+    return str(Path.cwd() if source is None else source.folder)
+
+
+def check_source(where: str, name: str) -> None:
+    """Raise UserError if the file of `FILE.py:function` does not exist."""
+    module = name.split(":")[0]
+    if module.endswith(".py") and source_of(name) is None:
+        raise UserError(
+            f"{where} '{name}'", f"there is no file '{module}'", allowed="FILE.py:function, or module:function"
+        )
+
+
+def is_function_name(name: str) -> bool:
+    """Whether a name has the form `module:function` or `FILE.py:function`."""
+    return name.count(":") == 1 and all(name.split(":"))
