@@ -318,6 +318,25 @@ class StreamConfig(BaseModel):
 class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
     """The whole pipeline, from a network to files for every device; the fields as those of `RetargetConfig`."""
 
+    @field_validator("data")
+    @classmethod
+    def _pictures_have_the_size_of_the_file(cls, value: DataSettings, info: ValidationInfo) -> DataSettings:
+        """Pictures without labels get channels, height and width of the .onnx file's input, unless they are given."""
+        model = info.data.get("model")
+        if value.kind != "unlabelled" or value.shape is not None or model is None or model.path is None:
+            return value
+        if not model.path.is_file() or value.path is None or not value.path.is_dir():
+            return value
+        from tasks.evaluation.models.creation import sizes_of_file  # on demand, because it loads onnx and torch
+
+        sizes = sizes_of_file(model.path)
+        if len(sizes) != 3 or None in sizes:
+            got = "x".join("?" if size is None else str(size) for size in sizes)
+            raise ValueError(
+                f"data.shape: the input of '{model.path}' is {got} for each sample; give data.shape=[CHANNELS,HEIGHT,WIDTH]"
+            )
+        return value.model_copy(update={"shape": sizes})
+
     @model_validator(mode="after")
     def _nodes_have_a_folder_each(self) -> Self:
         first = self.pretraining
@@ -333,6 +352,11 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
                 "wait; allowed: nodes=1, or an output folder of its own for each node"
             )
         check_pretraining(self.pretraining, self.model, self.data)
+        if self.data.problem == "fidelity" and not self.model.comes_trained:
+            raise ValueError(
+                f"data without labels with model={self.model.name}, which comes without weights; allowed: model=onnx, "
+                "model.trained=true (the function gives a trained network), model.checkpoint or model.pretrained=true"
+            )
         return self
 
     @property

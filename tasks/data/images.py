@@ -113,12 +113,14 @@ class Decoder:
         settings: DataSettings,
         plain_box: Callable[[int, int], PixelBox] = central_box,
         drawn_box: Callable[[int, int, np.ndarray], PixelBox] = random_box,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Set how to choose the scaled part of an image (height, width). plain_box: without augmentation; drawn_box: from
-        draws.
+        draws. size: (height, width) of the result; None: that of the settings.
         """
         self._plain_box, self._drawn_box = plain_box, drawn_box
-        self._size = (settings.resolution, settings.resolution)
+        height, width = size or (settings.resolution, settings.resolution)
+        self._size = (width, height)  # Pillow's order
         self._mode = "L" if settings.channels == 1 else "RGB"
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 

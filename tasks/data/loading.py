@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tasks.data.signals import SeriesWindows, SynthesisedMotion, SynthesisedSounds, WavFolder
     from tasks.data.tables import TableSamples
     from tasks.data.texts import labelled_lines, sentences, tagged_lines, tagged_sentences
+    from tasks.data.unlabelled import unlabelled
 else:
     globals().update(later_names(__file__))
 
@@ -53,6 +54,7 @@ SOURCES: Mapping[str, Callable[[DataSettings], Source]] = MappingProxyType(
         "masks": MaskedPictures,
         "pairs": PairedPictures,
         "own": OwnSamples,
+        "unlabelled": unlabelled,
     }
 )
 """The source of each kind of data."""

@@ -143,18 +143,10 @@ class OwnSamples(Source):
 
     has_classes = False
 
-    def __init__(self, settings: DataSettings) -> None:
-        """UserError: the function fails, or its samples cannot be read."""
-        assert settings.name is not None
-        self._where = f"data.name '{settings.name}'"
-        function = UserFunction(self._where, settings.name)
-        remedy = "check data.options"
-        given = (
-            function.function
-            if isinstance(function.function, Data)
-            else function("data.options", remedy, **settings.options)
-        )
-        self._data = data_of(given, self._where)
+    def __init__(self, settings: DataSettings, data: Data | None = None) -> None:
+        """data: the samples; None: those that the function in the settings gives. UserError: these cannot be read."""
+        self._where = f"data.name '{settings.name}'" if data is None else f"data.path '{settings.path}'"
+        self._data = self._called(settings) if data is None else data
         parts = {name: getattr(self._data, name) for name in ("train", "validation", "test")}
         self._parts = {name: _Samples(one, f"{self._where}, {name}") for name, one in parts.items() if one is not None}
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="samples")
@@ -172,6 +164,14 @@ class OwnSamples(Source):
             None if name is None else UserFunction(f"problem.{option} '{name}'", name)
             for option, name in (("loss", problem and problem.loss), ("score", problem and problem.score))
         )
+
+    def _called(self, settings: DataSettings) -> Data:
+        """The samples that the user's function gives."""
+        assert settings.name is not None
+        function = UserFunction(self._where, settings.name)
+        if isinstance(function.function, Data):
+            return function.function
+        return data_of(function("data.options", "check data.options", **settings.options), self._where)
 
     def _labels(self) -> np.ndarray:
         """Classes of all samples, by which splits are stratified; all 0 if they are not known without reading samples."""

@@ -65,7 +65,7 @@ LACKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 def lacks_of(settings: DataSettings) -> Mapping[str, str]:
     """Abilities that are not available yet for samples of such data, and the reasons."""
-    if settings.kind == "own":
+    if settings.kind in ("own", "unlabelled"):
         return LACKS["given"]
     return _lacks(settings.sample, has_text="text" in (settings.inputs or {}).values())
 

@@ -93,6 +93,7 @@ KINDS = {
     "image_and_motion": Kind(48, images=6000),
     "table": Kind(224, has_files=True),
     "own": Kind(224),
+    "unlabelled": Kind(224, "fidelity", has_files=True),
 }
 if TYPE_CHECKING:
     DataKind = str
@@ -126,6 +127,13 @@ WORDED = (*WRITTEN, "table")
 """Kinds that have texts, or may have texts beside other inputs."""
 SEVERAL = ("image_and_motion", "table")
 """Kinds whose samples have, or may have, several inputs."""
+OPTIONS_OF_KINDS = {
+    "name": ("torchvision", "own"),
+    "options": ("own",),
+    "names": ("own", "unlabelled"),
+    "shape": ("unlabelled",),
+}
+"""Options of a few kinds."""
 PUBLISHED = ("cifar10", "cifar100", "imagenet")
 """Data sets of torchvision."""
 BOXED = ("glyph_boxes", "coco", "voc")
@@ -219,7 +227,13 @@ class DataSettings(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function (kind own)."""
     names: tuple[str, ...] | None = None
-    """Names of the inputs, in the order of the network's arguments: keys of samples that are dictionaries (kind own)."""
+    """Names of the inputs, in the order of the network's arguments: keys of samples that are dictionaries (kind own), or arrays
+    in the file (kind unlabelled).
+    """
+    shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Channels, height and width to which pictures are scaled (kind unlabelled); null: those of the .onnx file's input, or
+    `channels` and `resolution`.
+    """
     own_problem: OwnProblem | None = None
     """The problem, if it does not follow from the kind (options of `problem`)."""
     teacher: Annotated[Path | None, OutsideKey("the network's own key counts")] = None
@@ -296,8 +310,7 @@ class DataSettings(BaseModel):
             raise ValueError(f"data.kind=torchvision needs data.name={', '.join(PUBLISHED)}, not {self.name}")
         if self.kind == "own" and not (self.name and is_function_name(self.name)):
             raise ValueError(f"data.kind=own needs data.name=FILE.py:function or module:function, not {self.name}")
-        for option in ("name", "options", "names"):
-            kinds = ("torchvision", "own") if option == "name" else ("own",)
+        for option, kinds in OPTIONS_OF_KINDS.items():
             if self.kind not in kinds and getattr(self, option):
                 raise ValueError(
                     f"data.{option}={getattr(self, option)} is for data.kind={' and '.join(kinds)}, not {self.kind}"
@@ -376,7 +389,7 @@ class DataSettings(BaseModel):
     @property
     def sample(self) -> str:
         """The name of a sample in messages."""
-        if (self.kind in SEVERAL and not self.has_one_image) or self.kind == "own":
+        if (self.kind in SEVERAL and not self.has_one_image) or self.kind in ("own", "unlabelled"):
             return "sample"
         return "text" if self.kind in WRITTEN else "image"
 

@@ -161,6 +161,8 @@ def arrays(x: Inputs, names: Sequence[str]) -> NDArray[Any]:
 
 WITH_CLASS_FOLDERS = ("imagefolder", "wavfolder")
 """Kinds with a folder for each class."""
+IN_A_FILE = ("parquet", "unlabelled")
+"""Kinds whose path may be a file."""
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 """Allowed names of folders and files of splits."""
 
@@ -318,7 +320,7 @@ def files_of_splits(settings: DataSettings, suffixes: Sequence[str], called: str
 def check_folder(settings: DataSettings) -> None:
     """UserError: the data folder does not exist, is empty, or lacks folders of classes if the kind needs them."""
     root, another = settings.path, "choose another with data.path=FOLDER"
-    if root is None or not KINDS[settings.kind].has_files or (settings.kind == "parquet" and root.is_file()):
+    if root is None or not KINDS[settings.kind].has_files or (settings.kind in IN_A_FILE and root.is_file()):
         return
     require_folder(root)
     if not os.access(root, os.R_OK | os.X_OK):

@@ -8,7 +8,17 @@ import onnxruntime
 import torch
 
 from adaptive_runtime.samples.inputs import packed, unpacked
+from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError, shortened
+
+TEACHER_FILE = "teacher.onnx"
+"""The network as it is given, in the folder of a SuperNet whose targets are its answers."""
+
+
+def carry_teacher(source: Path, target: Path) -> None:
+    """Copy the teacher of a SuperNet into the folder of another one, if there is a teacher."""
+    if (source / TEACHER_FILE).exists():
+        write_bytes(target / TEACHER_FILE, (source / TEACHER_FILE).read_bytes())
 
 
 class OnnxNetwork:

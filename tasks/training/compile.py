@@ -9,11 +9,15 @@ import torch
 
 import tailor_ir
 from tailor_ir import EXIT_PASSES, FITTING_PASSES, Space, SuperNet
+from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.dataset import remember
+from tasks.data.problems.fidelity import FIDELITY
 from tasks.data.source import Inputs, only
+from tasks.data.teacher import TEACHER_FILE
+from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin
 from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.models.settings import CompileSettings as Settings
@@ -27,6 +31,8 @@ many.
 ORDER_MACS = 2e9
 """Limit of multiply-accumulates of the largest SubNet on these images, if the fewest allow it: seconds for all SubNets."""
 SEED = 0
+TEACHER_BATCH = 16
+"""Batch size of the file of the network as it is given."""
 
 
 class SpaceSizes(TypedDict):
@@ -95,6 +101,8 @@ def run(
     net.check_forms(where="stage compile")
     net.save(folder / "supernet")
     remember(train, folder / "supernet")
+    if train.problem.name == FIDELITY.name:
+        write_bytes(folder / "supernet" / TEACHER_FILE, onnx_of(net, net.max_config, batch=TEACHER_BATCH))
     remember_origin(model, folder / "supernet")
     return {
         **sizes(net.space),

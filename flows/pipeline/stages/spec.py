@@ -86,6 +86,8 @@ SUPERNET = "supernet"
 """Folder of the SuperNet in stages that make one."""
 MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
 """The modules that measure SubNets."""
+FIDELITY, TEACHER = "fidelity", "teacher.onnx"
+"""The problem whose targets are a network's answers, and the file of this network (`tasks.data.teacher` loads torch)."""
 ALONE = ""
 """Label of a stage that is worked once in a run."""
 
@@ -111,6 +113,18 @@ ONCE = Scope(labels=lambda config: (ALONE,))
 DEVICES = Scope(labels=lambda config: tuple(config.device), side_by_side=True)
 
 
+def _taught(config: FlowConfig, outputs: Outputs) -> FlowConfig:
+    """The config with the network whose answers are the targets, once there is one, if data have no targets."""
+    if config.data.problem != FIDELITY or config.data.teacher is not None:
+        return config
+    given = config.supernet if isinstance(config, RetargetConfig) else None
+    if given is None and "compile" in outputs:
+        given = outputs["compile"][ALONE].folder / SUPERNET
+    if given is None or not (given / TEACHER).is_file():
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"teacher": given / TEACHER})})
+
+
 class Context:
     """One stage's view of its run: the config, its device, and the earlier outputs that it names.
 
@@ -131,7 +145,8 @@ class Context:
 
         logs: whether the stage's numbers are logged to the pipeline run in MLflow.
         """
-        self.run, self.config, self.spec, self.label, self.logs = run, config, spec, label, logs
+        self.run, self.config, self.spec = run, _taught(config, outputs), spec
+        self.label, self.logs = label, logs
         self._outputs = {name: outputs[name] for name in (*spec.needs, *spec.reads) if name in outputs}
 
     def of(self, spec: StageSpec) -> Context:

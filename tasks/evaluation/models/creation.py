@@ -92,6 +92,14 @@ def network_of_file(
     return model
 
 
+def sizes_of_file(path: Path) -> tuple[int | None, ...]:
+    """The sizes of one sample of a file's first input; None for an open size, () if the file gives no shape."""
+    graph = onnx.load(path, load_external_data=False).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    first = next((value for value in graph.input if value.name not in stored), None)
+    return () if first is None else (_sizes(first) or ())[1:]
+
+
 def _taken_outputs(
     where: str, given: Sequence[str], asked: Sequence[str] | None, classes: int, problem: LearningProblem
 ) -> Sequence[str]:

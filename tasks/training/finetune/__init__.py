@@ -88,6 +88,7 @@ def _take(net: SuperNet, job: Job, data: EvaluationData) -> None:
 def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> None:
     """Save the trained SuperNet after checking it. before: answers that the largest SubNet must still give."""
     from tasks.data.dataset import remember
+    from tasks.data.teacher import carry_teacher
     from tasks.evaluation.models import carry_origin
 
     net.elastic.to("cpu")
@@ -98,6 +99,7 @@ def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> 
     net.save(job.folder / "supernet")
     remember(train, job.folder / "supernet")
     carry_origin(job.supernet, job.folder / "supernet")
+    carry_teacher(job.supernet, job.folder / "supernet")
     job.checkpoint.unlink()
 
 
