@@ -23,6 +23,7 @@ from profiling_agents.messages import MeasureSettings, one_line
 from tailor_ir.memory.layouts import Rules
 from tasks.adaptation.settings import AdaptationSettings, StreamSettings
 from tasks.base.artifacts import digest_of
+from tasks.base.own_code import LIVE_NAME, is_live
 from tasks.data.settings import DataSettings, DriftSettings
 from tasks.evaluation.models.settings import CompileSettings, ModelSettings
 from tasks.exits.settings import Settings as ExitSettings
@@ -253,7 +254,8 @@ class CommonConfig(BaseModel):
 
 
 def _name_of_run(network: str, data: DataSettings) -> str:
-    return f"{network.replace('/', '-').replace(':', '-')}-{data.title}"
+    called = network.removeprefix(f"{LIVE_NAME}:").rpartition("-")[0] if is_live(network) else network
+    return f"{called.replace('/', '-').replace(':', '-')}-{data.title}"
 
 
 class GivenConfig(BaseModel):

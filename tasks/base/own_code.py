@@ -231,11 +231,16 @@ class UserFunction:
 
     def __init__(self, where: str, name: str) -> None:
         """Import it. UserError: it does not exist, or its module fails."""
-        self.where, self.folder, self._source = where, code_folder(name), source_of(name)
-        with self._findable():
-            self.function: Callable[..., Any] = (
-                LIVE[name] if is_live(name) and name in LIVE else _imported(where, name, self._source)
+        self.where, self.folder = where, code_folder(name)
+        self._source = None if is_live(name) else source_of(name)
+        if is_live(name) and name not in LIVE:
+            raise UserError(
+                where,
+                "is an object of the process that called autotailor.tailor",
+                next_step="call it again from Python, or name a function: FILE.py:function",
             )
+        with self._findable():
+            self.function: Any = LIVE[name] if is_live(name) else _imported(where, name, self._source)
 
     def taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of `given` for which the function has parameters."""

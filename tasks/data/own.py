@@ -63,7 +63,7 @@ def _is_array(one: Any) -> bool:
     return isinstance(one, np.ndarray | torch.Tensor)
 
 
-class _Samples:
+class Samples:
     """The samples of a split, read by number. labels: their classes (N,) if these are known without reading samples."""
 
     def __init__(self, given: Any, where: str) -> None:
@@ -148,7 +148,7 @@ class OwnSamples(Source):
         self._where = f"data.name '{settings.name}'" if data is None else f"data.path '{settings.path}'"
         self._data = self._called(settings) if data is None else data
         parts = {name: getattr(self._data, name) for name in ("train", "validation", "test")}
-        self._parts = {name: _Samples(one, f"{self._where}, {name}") for name, one in parts.items() if one is not None}
+        self._parts = {name: Samples(one, f"{self._where}, {name}") for name, one in parts.items() if one is not None}
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="samples")
         self._names = tuple(settings.names or self._data.inputs or ())
         sizes = {name: len(one) for name, one in self._parts.items()}

@@ -383,7 +383,7 @@ class DataSettings(BaseModel):
     def title(self) -> str:
         """The name of runs with this data."""
         if self.kind == "own":
-            return (self.name or "").split(":")[-1] if not is_live(self.name) else "own data"
+            return (self.name or "").split(":")[-1].rpartition("-")[0 if is_live(self.name) else 2]
         return self.name or self.kind
 
     @property

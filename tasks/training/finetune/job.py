@@ -12,6 +12,7 @@ from typing import Literal, Self, TypedDict
 from pydantic import BaseModel, ConfigDict
 
 from tasks.base.artifacts import read_json
+from tasks.base.own_code import is_live
 from tasks.base.schemas.results import HISTORY_FILE
 from tasks.data import DataSettings
 from tasks.evaluation.models import ModelSettings
@@ -132,6 +133,13 @@ class Job(BaseModel):
         settings = self.finetune or self.train
         assert settings is not None
         return settings
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the network, the samples, the loss or the score are objects of this process, which no other one has."""
+        own = self.data.own_problem
+        named = (self.data.name, own and own.loss, own and own.score, self.model and self.model.name)
+        return any(is_live(name) for name in named)
 
     @property
     def phases(self) -> list[TrainingPhase]:

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,7 +30,7 @@ from tasks.training.finetune import checkpoint
 from tasks.training.finetune.checkpoint import Tail, rewind
 from tasks.training.finetune.job import JOB_FILE, LOG_FILE, TORCHRUN, Job, RankError
 from tasks.training.finetune.memory import PlanTeller
-from tasks.training.finetune.ranks import LOOPBACK, MeetingPlace, Watchdog, hosted, interface_of, meeting_place
+from tasks.training.finetune.ranks import LOOPBACK, MeetingPlace, Phase, Watchdog, hosted, interface_of, meeting_place
 from tasks.training.finetune.settings import TrainSettings
 
 
@@ -73,6 +75,12 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
         return job
     if not job.checkpoint.exists():
         progress.say(f"{name}: {job.plan}")
+    if job.is_live and (job.settings.processes, job.settings.nodes) != (1, 1):
+        raise UserError(
+            name,
+            f"{job.settings.processes} processes for objects that this process alone has",
+            allowed="processes=1, or functions that other processes can import: module:function or FILE.py:function",
+        )
     fewer = fitting_processes(job.settings, gpus(job.settings.device))
     if fewer != job.settings.processes:
         progress.say(
@@ -139,7 +147,8 @@ def _run(job: Job, name: str, progress: Progress) -> tuple[int, Mapping[int, str
             while process.poll() is None:
                 plans.look(done)
                 done = _report(job, lines.new(), done, bar, progress, plans)
-                watchdog.look(process.pid)
+                if not isinstance(process, OwnRank):
+                    watchdog.look(process.pid)
                 time.sleep(POLL_S)
             plans.look(done)
             done = _report(job, lines.new(), done, bar, progress, plans)
@@ -205,9 +214,56 @@ def _is_alone(settings: TrainSettings) -> bool:
     return settings.nodes == settings.processes == 1 and settings.restarts == 0
 
 
+class OwnRank:
+    """The single rank as a thread of this process, for samples and functions that no other process has."""
+
+    def __init__(self, job: Job, meeting: Path) -> None:
+        self.returncode = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._train, args=(job, meeting), name="training", daemon=True)
+        self._thread.start()
+
+    def _train(self, job: Job, meeting: Path) -> None:
+        from tasks.training.finetune.worker import attempt
+
+        before = {name: os.environ.get(name) for name in ALONE}
+        os.environ.update(ALONE)
+        try:
+            attempt(job, meeting, self._move, 0)
+        except (Exception, SystemExit):  # its line is in the error file
+            self.returncode = 1
+            with (job.folder / LOG_FILE).open("a", encoding="utf-8") as log:
+                traceback.print_exc(file=log)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+    def _move(self, phase: Phase, step: int) -> None:
+        """Called at each move of the rank: ends it once the run is interrupted."""
+        if self._stopped.is_set():
+            raise InterruptedError
+
+    def poll(self) -> int | None:
+        """The exit code; None while the rank trains."""
+        return None if self._thread.is_alive() else self.returncode
+
+    def end(self) -> None:
+        """Stop the rank at its next move."""
+        self._stopped.set()
+        self._thread.join()
+
+
 @contextmanager
-def _ranks(job: Job, meeting: Path, place: MeetingPlace | None) -> Iterator[subprocess.Popen[bytes]]:
+def _ranks(job: Job, meeting: Path, place: MeetingPlace | None) -> Iterator[subprocess.Popen[bytes] | OwnRank]:
     """torchrun and its workers, or the single worker; always terminated on leaving."""
+    if job.is_live:
+        (job.folder / LOG_FILE).touch()
+        own = OwnRank(job, meeting)
+        try:
+            yield own
+        finally:
+            own.end()
+        return
     process = _start(job, meeting, place)
     try:
         yield process

@@ -81,18 +81,11 @@ def train(job: Job, meeting: Path, move: Move = unseen) -> None:
         distributed.destroy_process_group()
 
 
-def main() -> None:
-    """Run the job of argv[1]; a failing rank writes its error as one line beside the job file."""
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
-    meeting = Path(sys.argv[2])
-    pulse = Pulse(meeting, int(os.environ["LOCAL_RANK"]))
-    job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    rank = int(os.environ["RANK"])
-    if any(error["kind"] in STAY for error in job.errors()):
-        sys.exit(1)
+def attempt(job: Job, meeting: Path, move: Move, rank: int) -> None:
+    """Train; a failing rank writes its error as one line beside the job file, and raises it."""
     job.error_file(rank).unlink(missing_ok=True)
     try:
-        train(job, meeting, pulse.move)
+        train(job, meeting, move)
     except (Exception, SystemExit) as error:  # includes errors of the user's network
         described = error
         if not isinstance(error, UserError) and not is_out_of_memory(error) and (what := shortage(error)):
@@ -100,9 +93,21 @@ def main() -> None:
         line = str(described) if isinstance(described, UserError) else f"{type(error).__name__}: {error}"
         kind = "user" if isinstance(described, UserError) else "memory" if is_out_of_memory(error) else "other"
         write_json(job.error_file(rank), {"rank": rank, "time_s": time.time(), "line": line, "kind": kind})
-        if isinstance(error, SystemExit):
-            sys.exit(1)
         raise
+
+
+def main() -> None:
+    """Run the job of argv[1]."""
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    meeting = Path(sys.argv[2])
+    pulse = Pulse(meeting, int(os.environ["LOCAL_RANK"]))
+    job = Job.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if any(error["kind"] in STAY for error in job.errors()):
+        sys.exit(1)
+    try:
+        attempt(job, meeting, pulse.move, int(os.environ["RANK"]))
+    except SystemExit:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
