@@ -51,12 +51,12 @@ def tailor(
 ) -> Tailored:
     """The best SubNets of a network for each device and each latency budget.
 
-    model: a module with its weights, the path of an .onnx file, or a name of timm. data: `Data`, a Dataset, a DataLoader, arrays,
-    (train, validation, test) of these, or a path of samples without labels. loss: loss(outputs, targets), the mean of a batch.
-    score: score(outputs, targets), a number in [0, 1] for each sample, higher is better. Without both, the answers of the
-    network are the targets. devices: runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the front.
-    options: further options as on the command line, such as "finetune.epochs=5". A call that was killed goes on when it is
-    repeated. UserError: one line about bad input.
+    model: a module with its weights, the path of an .onnx file, or a name of timm. data: `Data`, a Dataset, a DataLoader,
+    arrays, (train, validation, test) of these, or a path of samples without labels. loss: loss(outputs, targets), the mean of a
+    batch. score: score(outputs, targets), a number in [0, 1] for each sample, higher is better. Without both, the answers of
+    the network are the targets. devices: runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the
+    front. options: further options as on the command line, such as "finetune.epochs=5". A call that was killed goes on when
+    it is repeated. UserError: one line about bad input.
     """
     config = config_of(model, data, loss, score, devices=devices, options=[*options, f"output_dir={output_dir}"])
     if budgets_ms is not None:

@@ -27,8 +27,8 @@ BUNDLE = "bundle"
 class Best:
     """A SubNet of a front. score: on the test samples. path: the file in the device's own format. files: all of them.
 
-    card: all facts about it, the preprocessing of a sample included. bundle: the folder that the run time loads; None if the run
-    had no `export.bundle=true`.
+    card: all facts about it, the preprocessing of a sample included. bundle: the folder that the run time loads; None if the
+    run had no `export.bundle=true`.
     """
 
     device: str

@@ -73,9 +73,12 @@ def _scaling_of_input(one: InputPreparation) -> Callable[[AnyArray], AnyArray] |
     if isinstance(one, NumbersPreparation):
         return None
     if isinstance(one, GivenPreparation):
-        if one.shape == one.size or len(one.shape) != 1:
-            return scaling(one.shape[-2:], one.size[-2:], one.size_interpolation) if len(one.shape) == 3 else None
-        return partial(of_length, length=one.size[0])
+        if one.shape == one.size:
+            return None
+        if len(one.shape) == 1:
+            return partial(of_length, length=one.size[0])
+        (_, *before), (_, *after) = one.shape, one.size
+        return scaling((before[0], before[1]), (after[0], after[1]), one.size_interpolation)
     if isinstance(one, TextPreparation):
         (length,) = one.size
         return None if length == one.length else partial(of_length, length=length)

@@ -198,8 +198,9 @@ _Scale = tuple[torch.Tensor, torch.Tensor]
 
 
 def _scale_of(settings: DataSettings, one: OtherInput | None) -> _Scale | None:
-    """The scale of one of several inputs; None for a text, and for one that needs none. Numbers by their first axis, in float64: large ones may differ
-    little.
+    """The scale of one of several inputs; None for a text and for a sample as given.
+
+    Numbers by their first axis, in float64: large ones may differ little.
     """
     if isinstance(one, TextPreparation | GivenPreparation):
         return None

@@ -37,9 +37,8 @@ def resize(x: InputsT, size: Size) -> InputsT:
 
     Among several inputs the images are scaled. Tensors that already have the size are returned unchanged.
     """
-    if not isinstance(x, torch.Tensor):
-        return each(x, lambda one: _resized(one, size) if one.ndim == 4 else one)
-    return _resized(x, size)
+    is_single = isinstance(x, torch.Tensor)
+    return each(x, lambda one: _resized(one, size) if is_single or one.ndim == 4 else one)
 
 
 def _resized(x: torch.Tensor, size: Size) -> torch.Tensor:

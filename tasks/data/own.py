@@ -135,6 +135,10 @@ class _Batch(NamedTuple):
     targets: Nested | None
 
 
+def _function(option: str, name: str | None) -> UserFunction | None:
+    return None if name is None else UserFunction(f"problem.{option} '{name}'", name)
+
+
 class OwnSamples(Source):
     """All samples of all splits, one split after the other.
 
@@ -160,10 +164,8 @@ class OwnSamples(Source):
         self.has_targets = self._example.targets is not None
         self.scaling = self._scaling()
         problem = settings.own_problem
-        self.loss, self.score = (
-            None if name is None else UserFunction(f"problem.{option} '{name}'", name)
-            for option, name in (("loss", problem and problem.loss), ("score", problem and problem.score))
-        )
+        self.loss = None if problem is None else _function("loss", problem.loss)
+        self.score = None if problem is None else _function("score", problem.score)
 
     def _called(self, settings: DataSettings) -> Data:
         """The samples that the user's function gives."""
@@ -273,7 +275,8 @@ class OwnSamples(Source):
         raise UserError(
             where,
             f"a sample is {got}",
-            allowed="inputs and targets, inputs alone, or a dictionary; with more parts, names of the inputs: data.names=[NAME,NAME]",
+            allowed="inputs and targets, inputs alone, or a dictionary",
+            next_step="with more parts, name the inputs: data.names=[NAME,NAME]",
         )
 
     def _named(self, given: Any, where: str) -> dict[str, torch.Tensor]:

@@ -195,7 +195,8 @@ class PairedPictures(Source):
         parts = partial(central_part, settings.resolution), partial(random_part, settings.resolution)
         self._decoder = Decoder(settings, *parts)
         large = settings.model_copy(update={"resolution": settings.upscale * settings.resolution})
-        self._target_decoder = Decoder(large, *(partial(_part_of_target, settings.upscale, part) for part in parts))
+        plain, drawn = (partial(_part_of_target, settings.upscale, part) for part in parts)
+        self._target_decoder = Decoder(large, plain, drawn)
         with ThreadPoolExecutor(settings.workers, thread_name_prefix="pairs") as pool:
             list(pool.map(partial(_check, settings), pairs))
 

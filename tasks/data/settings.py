@@ -193,6 +193,11 @@ class OwnProblem(BaseModel):
     """Names of the network's outputs, in their order, if loss and score take them by name; and, for fidelity, how each is
     compared (null: found from the network's answers)."""
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The names of the user's functions."""
+        return tuple(name for name in (self.loss, self.score) if name is not None)
+
     @model_validator(mode="after")
     def _check(self) -> "OwnProblem":
         for name in ("loss", "score"):

@@ -1,4 +1,4 @@
-"""Samples without labels: pictures in a folder or below, sounds, or arrays in a file; the network's own answers are the targets.
+"""Samples without labels, pictures or arrays: the network's own answers are the targets.
 
 Legend: B batch, C channels, H height, W width.
 """
@@ -53,9 +53,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file by name, "" for a single one. UserError: it cannot be read. Nothing is unpickled."""
     try:
         if path.suffix == ".npy":
-            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+            return {"": np.load(path, allow_pickle=False)}
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as content:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
                 return {name: content[name] for name in content.files}
         if path.suffix == ".safetensors":
             from safetensors.numpy import load_file

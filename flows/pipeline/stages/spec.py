@@ -43,9 +43,9 @@ def data_key(settings: DataSettings) -> dict[str, Any]:
     key = key_settings(settings)
     if settings.inputs is not None:
         key["inputs"] = [list(one) for one in settings.inputs.items()]  # order counts, but digests sort mappings
-    problem = settings.own_problem
-    named = (settings.name if settings.kind == "own" else None, problem and problem.loss, problem and problem.score)
-    sources = [source_of(name) for name in named if name is not None]
+    functions = settings.own_problem.functions if settings.own_problem else ()
+    named = (*((settings.name,) if settings.kind == "own" and settings.name else ()), *functions)
+    sources = [source_of(name) for name in named]
     if any(sources):  # opening data without source reports this in one line
         key["source"] = [user_code_version(source) for source in sources if source is not None]
     return {**key, "files": listing_of(settings.path)} if settings.path else key

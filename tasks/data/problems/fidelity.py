@@ -56,13 +56,6 @@ def _is_of_probabilities(taught: torch.Tensor) -> bool:
     return bool((taught >= 0).all()) and bool((taught.sum(1) - 1).abs().max() < CLOSE)
 
 
-def _log_probabilities(rows_MK: torch.Tensor) -> torch.Tensor:
-    """Logarithms of the distributions in rows of probabilities or logits."""
-    if _is_of_probabilities(rows_MK.detach()):
-        return rows_MK.clamp_min(LEAST).log()
-    return rows_MK
-
-
 def _rows(output: torch.Tensor, kind: str) -> torch.Tensor:
     """The distributions of an output as rows (M, K)."""
     return output.flatten(0, -2) if kind == "sequence" else output.movedim(1, -1).flatten(0, -2)
@@ -73,7 +66,9 @@ def loss_of_output(kind: str, output: torch.Tensor, taught: torch.Tensor, diverg
     if output.ndim == 4:
         taught = resized(taught, output)
     if kind in ("classes", "sequence"):
-        return divergence(_log_probabilities(_rows(output, kind)), _log_probabilities(_rows(taught, kind)))
+        rows = _rows(output, kind), _rows(taught, kind)
+        logits = [one.clamp_min(LEAST).log() for one in rows] if _is_of_probabilities(rows[1]) else rows
+        return divergence(*logits)
     if kind == "embedding":
         return (1 - functional.cosine_similarity(output, taught, dim=1)).mean()
     return functional.mse_loss(output, taught) / taught.var(correction=0).clamp_min(LEAST)

@@ -34,8 +34,8 @@ def resized(taught_BChw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 Batch = tuple[Any, Any]
-"""The inputs: x_BCHW float32, or another kind (`tasks.data.source.Inputs`); and the targets, whose first axis is B: a tensor, or
-several if the problem is the user's own (`tasks.data.source.Nested`). Code for samples of a single input treats x as a tensor.
+"""The inputs: x_BCHW float32, or another kind (`tasks.data.source.Inputs`); and the targets, whose first axis is B: a tensor,
+or several if the problem is the user's own (`tasks.data.source.Nested`). Code for a single input treats x as a tensor.
 """
 
 Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
@@ -125,11 +125,11 @@ class LearningProblem(ABC):
         return found
 
     @abstractmethod
-    def loss(self, outputs: torch.Tensor, target: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    def loss(self, outputs: Any, target: Any, label_smoothing: float) -> torch.Tensor:
         """The mean loss () from targets."""
 
     @abstractmethod
-    def distillation(self, outputs: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
+    def distillation(self, outputs: Any, taught: Any, divergence: Divergence) -> torch.Tensor:
         """The mean loss () from the raw outputs of a teacher, which may have seen larger images."""
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Tally:
         self._problem = problem
         self._counted: list[tuple[Any, ...]] = []
 
-    def add(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+    def add(self, outputs: Any, target: Any) -> None:
         """Add the raw outputs for a batch, and its targets, on one device."""
         self._counted.append(self._problem.counted(outputs, target))
 

@@ -137,9 +137,8 @@ class Job(BaseModel):
     @property
     def is_live(self) -> bool:
         """Whether the network, the samples, the loss or the score are objects of this process, which no other one has."""
-        own = self.data.own_problem
-        named = (self.data.name, own and own.loss, own and own.score, self.model and self.model.name)
-        return any(is_live(name) for name in named)
+        functions = self.data.own_problem.functions if self.data.own_problem else ()
+        return any(map(is_live, (self.data.name, *functions, self.model.name if self.model else None)))
 
     @property
     def phases(self) -> list[TrainingPhase]:

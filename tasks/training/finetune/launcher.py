@@ -230,7 +230,7 @@ class OwnRank:
         os.environ.update(ALONE)
         try:
             attempt(job, meeting, self._move, 0)
-        except (Exception, SystemExit):  # its line is in the error file
+        except (Exception, SystemExit):  # noqa: BLE001 - its line is in the error file
             self.returncode = 1
             with (job.folder / LOG_FILE).open("a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
