@@ -1,0 +1,104 @@
+"""Samples without labels: pictures of any size and arrays, and one line for whatever cannot be taken."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import save_file
+
+from tasks.base.errors import UserError
+from tasks.data import DataSettings, load_splits
+from tasks.data.samples import SampleForm, SeveralInputs
+
+COUNT = 30
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(COUNT):
+        size = (*rng.integers(12, 40, 2).tolist(), 3)
+        file = tmp_path / ("a" if number % 2 else "b/c") / f"{number}.{'png' if number % 3 else 'jpg'}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, size, np.uint8)).save(file)
+    return tmp_path
+
+
+def test_pictures_are_scaled_as_a_whole_to_any_height_and_width(photos: Path) -> None:
+    settings = DataSettings(kind="unlabelled", path=photos, shape=(3, 16, 48), mean=(0.5,), deviation=(0.25,))
+    assert settings.problem == "fidelity"
+    splits = load_splits(settings)
+    assert sum(map(len, splits.values())) == COUNT
+    x, target = next(splits["train"].batches(5))
+    assert tuple(x.shape) == (5, 3, 16, 48)
+    assert tuple(target.shape) == (5, 0)
+    assert -2 <= float(x.min()) < float(x.max()) <= 2
+    assert splits["train"].form == SampleForm((3, 16, 48), given=True)
+    described = splits["train"].scaling.given
+    assert described is not None
+    assert "16 x 48 pixels" in described.described
+
+
+def test_a_grey_picture_has_the_pixels_of_the_file(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 255, (COUNT, 9, 14), np.uint8)
+    for number, one in enumerate(pixels):
+        Image.fromarray(one).save(tmp_path / f"{number:02}.png")
+    settings = DataSettings(
+        kind="unlabelled", path=tmp_path, shape=(1, 9, 14), mean=(0.0,), deviation=(1.0,), test_share=0.2
+    )
+    splits = load_splits(settings)
+    found = torch.cat([x for one in splits.values() for x, _ in one.batches(30)])
+    sums = np.sort(found.sum((1, 2, 3)).numpy() * 255)
+    np.testing.assert_allclose(sums, np.sort(pixels.astype(float).sum((1, 2))), rtol=1e-5)
+
+
+FILES = ("npy", "npz", "safetensors", "parquet")
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_arrays_of_a_file_are_samples(suffix: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(COUNT, 7)).astype(np.float32)
+    file = tmp_path / f"samples.{suffix}"
+    if suffix == "npy":
+        np.save(file, x)
+    elif suffix == "npz":
+        np.savez(file, x=x)
+    elif suffix == "safetensors":
+        save_file({"x": x}, file)
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"x": list(x)}), file)
+    splits = load_splits(DataSettings(kind="unlabelled", path=file))
+    found = torch.cat([batch for one in splits.values() for batch, _ in one.batches(COUNT)])
+    np.testing.assert_allclose(np.sort(found.numpy(), 0), np.sort(x, 0), rtol=1e-6)
+    assert splits["train"].form == SampleForm((7,), given=True)
+
+
+def test_several_arrays_are_several_inputs_in_the_order_of_names(tmp_path: Path) -> None:
+    file = tmp_path / "samples.npz"
+    np.savez(file, image=np.zeros((COUNT, 1, 8, 8), np.float32), state=np.zeros((COUNT, 4), np.float32))
+    form = load_splits(DataSettings(kind="unlabelled", path=file, names=("state", "image")))["train"].form
+    assert isinstance(form, SeveralInputs)
+    assert form.names == ("state", "image")
+
+
+def test_bad_files_are_one_line(tmp_path: Path, photos: Path) -> None:
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(b"PK\x03\x04nothing")
+    few, empty = tmp_path / "few.npy", tmp_path / "empty"
+    np.save(few, np.zeros((5, 3)))
+    empty.mkdir()
+    lines = {
+        damaged: "cannot be read",
+        few: "5 samples; allowed: 24 or more",
+        empty: "0 pictures; allowed: 24 or more",
+        tmp_path / "absent": "does not exist",
+    }
+    for path, line in lines.items():
+        with pytest.raises(UserError, match=line):
+            load_splits(DataSettings(kind="unlabelled", path=path))
+    with pytest.raises(UserError, match=r"data.shape.*\[1,HEIGHT,WIDTH\]"):
+        load_splits(DataSettings(kind="unlabelled", path=photos, shape=(4, 8, 8)))
