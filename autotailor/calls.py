@@ -1,23 +1,34 @@
 """Calls of the pipeline from Python, with live objects in the place of names."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
-from autotailor.live import live_data, live_function, live_network
+from autotailor.live import live_data, live_function, live_network, weights_digest
 from autotailor.results import Tailored
-from flows.config import RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from flows.machine import prepare
 from flows.machine.server import start_server
 from flows.pipeline.refusals import check_given, check_places
+from tailor_ir import Config, SuperNet
+from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
+from tasks.data import load
+from tasks.data.dataset import DATA_FILE, remember
+from tasks.data.problems import FIDELITY
+from tasks.data.teacher import TEACHER_FILE
+from tasks.evaluation.conversion import onnx_of
+from tasks.training.compile import TEACHER_BATCH
 
+SUPERNETS_FOLDER = "supernets"
+"""Folder of SuperNets that loops of users have trained, below the output folder."""
 ALONE = {"base": 1, "finetune": 1}
 """Sections of training, each in one process: this one."""
 
@@ -61,14 +72,70 @@ def tailor(
     config = config_of(model, data, loss, score, devices=devices, options=[*options, f"output_dir={output_dir}"])
     if budgets_ms is not None:
         config = config.with_budgets([float(one) for one in budgets_ms])
+    return _called(config)
+
+
+def sandwich(net: SuperNet, rng: np.random.Generator, random_subnets: int = 2) -> Iterator[Config]:
+    """The SubNets of a step of the sandwich rule, for training loops of your own: the largest, the smallest, random ones.
+
+    Source: Universally Slimmable Networks (ICCV 2019) §3.2.
+    """
+    yield net.max_config
+    yield net.min_config
+    for _ in range(random_subnets):
+        yield net.space.sample(rng)
+
+
+def resume(
+    net: SuperNet,
+    data: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    score: Callable[..., Any] | None = None,
+    devices: Sequence[str | Agent] | Mapping[str, Agent] = ("onnxruntime",),
+    budgets_ms: Sequence[float] | None = None,
+    output_dir: str | Path = "outputs",
+    options: Sequence[str] = (),
+) -> Tailored:
+    """The rest of `tailor` for a SuperNet that your own loop has trained: operators, tables, search, files. See `tailor`."""
+    folder = Path(output_dir) / SUPERNETS_FOLDER / weights_digest(net.elastic)
+    mine = [*_of_data(data), *_of_problem(loss, score), *options, f"output_dir={output_dir}"]
+    plain = {**compose_config("retarget", [f"supernet='{folder}'", *_devices(devices), *mine])}
+    plain["device"] = {**plain["device"], **_agents(devices)}
+    config = validate(RetargetConfig, plain)
+    if not (folder / DATA_FILE).exists():
+        net.save(folder)
+        if config.data.problem == FIDELITY.name:
+            write_bytes(folder / TEACHER_FILE, onnx_of(net, net.max_config, batch=TEACHER_BATCH))
+        remember(load(config.data, "train"), folder)
+    if budgets_ms is not None:
+        config = config.with_budgets([float(one) for one in budgets_ms])
+    return _called(config)
+
+
+def _called(config: RunConfig | RetargetConfig) -> Tailored:
+    """Work the whole pipeline of a config."""
     check_given(config)
     check_places(config)
     prepare(quiet=True)
     wait_until_ready = start_server()
-    from flows.pipeline.tailoring import pipeline  # each flow describes its options to Prefect, which takes 0.2 s
+    from flows.pipeline.tailoring import (  # flows describe their options to Prefect, which takes 0.2 s
+        pipeline,
+        retarget,
+    )
 
     wait_until_ready()
-    return Tailored(config, pipeline(config, "report"))
+    return Tailored(config, pipeline(config) if isinstance(config, RunConfig) else retarget(config))
+
+
+def _devices(devices: Sequence[str | Agent] | Mapping[str, Agent]) -> list[str]:
+    local = [] if isinstance(devices, Mapping) else [one for one in devices if isinstance(one, str)]
+    return [f"device=[{','.join(local)}]"]
+
+
+def _agents(devices: Sequence[str | Agent] | Mapping[str, Agent]) -> dict[str, Any]:
+    named = devices if isinstance(devices, Mapping) else {one.name: one for one in devices if isinstance(one, Agent)}
+    return {name: _profile(one) for name, one in named.items()}
 
 
 def config_of(
@@ -81,11 +148,9 @@ def config_of(
     options: Sequence[str],
 ) -> RunConfig:
     """The config of a run on live objects: that of the command line with these sections replaced."""
-    local = [one for one in devices if isinstance(one, str)] if not isinstance(devices, Mapping) else []
-    mine = [f"device=[{','.join(local)}]", *(f"{name}.processes={count}" for name, count in ALONE.items())]
+    mine = [*_devices(devices), *(f"{name}.processes={count}" for name, count in ALONE.items())]
     plain = compose_config("config", [*mine, *_of_model(model), *_of_data(data), *_of_problem(loss, score), *options])
-    agents = devices if isinstance(devices, Mapping) else {one.name: one for one in devices if isinstance(one, Agent)}
-    plain["device"] = {**plain["device"], **{name: _profile(one) for name, one in agents.items()}}
+    plain["device"] = {**plain["device"], **_agents(devices)}
     return validate(RunConfig, plain)
 
 

@@ -53,6 +53,14 @@ def live_data(data: Any) -> str:
     return named(found, type(found.train).__name__, _of_data(found))
 
 
+def weights_digest(module: nn.Module) -> str:
+    """A digest of a network's class and tensors."""
+    digest = hashlib.sha256()
+    for part in _of_module(module):
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
 def _of_module(module: nn.Module) -> Iterator[bytes]:
     yield _source(type(module))
     yield repr(module).encode()
@@ -135,6 +143,7 @@ def _source(kind: type) -> bytes:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
+    """Type, shape and content of a tensor."""
     described = repr((tensor.dtype, tuple(tensor.shape))).encode()
     return (
         described + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else described

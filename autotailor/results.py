@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.config import RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.storage import STAGES_FOLDER
 from flows.storage.sharing import LIST_FILE
 from tasks.base.artifacts import read_json
@@ -54,7 +54,7 @@ class Best:
 class Tailored:
     """The result of `tailor`. report: the page with all tables and pictures. output_dir: the folder of all runs."""
 
-    def __init__(self, config: RunConfig, result: Mapping[str, Any]) -> None:
+    def __init__(self, config: RunConfig | RetargetConfig, result: Mapping[str, Any]) -> None:
         self._config, self._result = config, result
         self.report = Path(result["report_html"])
         self.output_dir = config.folder
@@ -65,6 +65,11 @@ class Tailored:
     def _repr_html_(self) -> str:
         """The table of each device, for notebooks."""
         return "".join(f"<h4>{name}</h4>{_html(self.rows(name))}" for name in self._config.device)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices."""
+        return tuple(self._config.device)
 
     def rows(self, device: str) -> list[dict[str, Any]]:
         """The front of a device: budget and measured latency [ms], the score on the test samples, cost, and the file."""
@@ -124,6 +129,8 @@ class Tailored:
     @property
     def supernet(self) -> Path:
         """The folder of the trained SuperNet."""
+        if isinstance(self._config, RetargetConfig):
+            return self._config.supernet
         stages: list[str] = read_json(Path(self._result["run"]) / LIST_FILE)
         trained = next(one for one in stages if one.startswith("finetune/"))
         return self.output_dir / STAGES_FOLDER / trained / "supernet"

@@ -91,9 +91,9 @@ def test_a_command_that_foreign_code_ends_is_no_success(
 @pytest.mark.parametrize("content", ["a: [1\nb: }", "a:\n\t- 1", DEEP, b"\xff\xfe\x00"], ids=str)
 def test_a_config_file_with_a_fault_is_named(content: str | bytes, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "own.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "data" / "mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=r"config-dir.*no readable YAML") as raised:
-        compose_config("config", ["data=own"], tmp_path)
+        compose_config("config", ["data=mine"], tmp_path)
     assert "\n" not in str(raised.value)
 
 
