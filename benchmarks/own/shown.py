@@ -19,7 +19,7 @@ def fit(
     inputs: Sequence[str] = (),
     others: Iterable[nn.Parameter] = (),
 ) -> nn.Module:
-    """A network that is trained before AutoTailor sees it. inputs: keys of samples that are dictionaries; one more is the target."""
+    """A network that is trained before AutoTailor sees it. inputs: keys of samples that are dictionaries."""
     torch.manual_seed(0)
     optimiser = torch.optim.AdamW([*model.parameters(), *others], 3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs * len(loader))
@@ -40,4 +40,4 @@ def show(found: autotailor.Tailored) -> None:
         table = found.front(device)
         print(device, table.to_string(index=False), sep="\n")
         kept = int((table.measured_ms <= table.budget_ms).sum())
-        print(f"{kept} of {len(table)} files keep their budgets; speed-up {found.speed_up(device):.2f}; {found.report}")
+        print(f"{kept} of {len(table)} files keep their budgets", *found.headline, f"report: {found.report}", sep="\n")

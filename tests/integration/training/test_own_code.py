@@ -1,6 +1,7 @@
 """Networks in packages of the user's whose names are those of packages of the house, or of libraries."""
 
 import copy
+import importlib
 import json
 import pickle
 import sys
@@ -80,7 +81,7 @@ def test_a_file_that_is_not_there_is_named(project: Path) -> None:
 def test_the_working_folder_comes_before_installed_libraries(project: Path) -> None:
     (project / "scipy").mkdir()
     (project / "scipy" / "signal.py").write_text("from tasks.nets import make\n")
-    library = sys.modules["scipy"]
+    library = importlib.import_module("scipy")
     assert isinstance(made("scipy.signal:make"), nn.Module)
     assert sys.modules["scipy"] is library
 
