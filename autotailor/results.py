@@ -76,11 +76,6 @@ class Tailored:
         """The most important numbers, a line each."""
         return [f"{card['label']}: {card['value']}, {card['note']}" for card in self._result["headline"]]
 
-    @property
-    def headline(self) -> list[str]:
-        """The most important numbers, a line each."""
-        return [f"{card['label']}: {card['value']}, {card['note']}" for card in self._result["headline"]]
-
     def rows(self, device: str) -> list[dict[str, Any]]:
         """The front of a device: budget and measured latency [ms], the score on the test samples, cost, and the file."""
         found = []
