@@ -27,12 +27,13 @@ from adaptive_runtime.samples.inputs import (
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Stored
+from tasks.data.batches import Inputs, answers, each
 from tasks.data.images import DRAWS, resize
 from tasks.data.problems import CLASSIFICATION, Batch, LearningProblem, problem_named
 from tasks.data.problems.fidelity import Fidelity
 from tasks.data.samples import AnyForm, form_of
 from tasks.data.settings import DataSettings
-from tasks.data.source import Inputs, OtherInput, Source, answers, each, first_of
+from tasks.data.source import OtherInput, Source, first_of
 from tasks.data.teacher import OnnxNetwork
 
 __all__ = ["Batch", "Dataset", "EpochPart", "Split"]

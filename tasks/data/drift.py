@@ -22,9 +22,9 @@ from PIL import Image
 from torch.nn import functional
 
 from adaptive_runtime.base.arrays import Integers
+from tasks.data.batches import only
 from tasks.data.dataset import Dataset, scale_of_images
 from tasks.data.settings import CorruptionName, DriftSettings
-from tasks.data.source import only
 
 TRUNCATION = 4
 """Number of standard deviations at which the kernel of a Gaussian blur ends."""

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from adaptive_runtime.samples.inputs import NumbersPreparation
+from tasks.data.batches import Inputs
 from tasks.data.drawn.glyphs import Glyphs
 from tasks.data.settings import DataSettings
 from tasks.data.signals.synthesised import ACTIVITIES, AXES, SynthesisedMotion
-from tasks.data.source import UNSCALED, Inputs, Source
+from tasks.data.source import UNSCALED, Source
 
 MOTIONS = ("walking", "upstairs", "cycling")
 CHARACTERS = 4

@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from adaptive_runtime.samples.inputs import PADDING
 from tasks.base.errors import UserError
+from tasks.data.batches import Inputs, each
 from tasks.data.samples import Size
 from tasks.data.settings import DataSettings
-from tasks.data.source import Inputs, Scaling, each
+from tasks.data.source import Scaling
 
 DRAWS = 5
 """Uniform numbers per image and epoch for augmentation (independent of worker and rank)."""

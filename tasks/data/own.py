@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from adaptive_runtime.samples.inputs import GivenPreparation
 from tasks.base.errors import UserError
 from tasks.base.own_code import UserFunction
+from tasks.data.batches import Inputs, Nested, each, tensors
 from tasks.data.settings import DataSettings
-from tasks.data.source import UNSCALED, Inputs, Nested, Scaling, Source, consecutive, each, tensors
+from tasks.data.source import UNSCALED, Scaling, Source, consecutive
 
 MOST_READ = 2000
 """Largest number of samples in which the largest number that is looked up is searched, if they are not in memory."""

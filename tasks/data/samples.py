@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 from adaptive_runtime.samples.inputs import GivenPreparation, Spectrogram, TextPreparation
 from tasks.base.errors import UserError
+from tasks.data.batches import Inputs, NestedT, each
 from tasks.data.settings import LEAST_SIDE, MOST_SIDE, DataSettings
-from tasks.data.source import Inputs, NestedT, OtherInput, Scaling, each
+from tasks.data.source import OtherInput, Scaling
 from tasks.data.torch_later import torch
 
 Size = tuple[int, ...]

@@ -12,9 +12,9 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from adaptive_runtime.samples.inputs import (
 )
 from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError
+from tasks.data.batches import Inputs
 from tasks.data.settings import KINDS, DataSettings
 from tasks.data.torch_later import torch
 
@@ -87,69 +88,6 @@ def rarest_classes(occurring: Sequence[_Integers], classes: int) -> _Integers:
     labels = np.array([min(own, key=lambda label: everywhere[label], default=0) for own in occurring], dtype=np.int64)
     counts = np.bincount(labels, minlength=classes)
     return np.where(counts[labels] < FEWEST, counts.argmax(), labels).astype(np.int64)
-
-
-Inputs = Union["torch.Tensor", tuple["torch.Tensor", ...]]
-"""A batch: one tensor, or, for samples with several inputs, one tensor each, in the order of the network's inputs."""
-Nested = Union["torch.Tensor", tuple["torch.Tensor", ...], dict[str, "torch.Tensor"]]
-"""Inputs, targets or outputs of a batch: one tensor, several, or several by name; the first axis of each is B."""
-
-
-def tensors(x: Nested) -> tuple[torch.Tensor, ...]:
-    """The tensor of each input, target or output."""
-    if isinstance(x, torch.Tensor):
-        return (x,)
-    return tuple(x.values()) if isinstance(x, dict) else tuple(x)
-
-
-NestedT = TypeVar("NestedT", bound=Nested)
-
-
-def each(x: NestedT, change: Callable[[torch.Tensor], torch.Tensor]) -> NestedT:
-    """The batch with every tensor changed."""
-    return _like(x, map(change, tensors(x)))
-
-
-def _like(x: NestedT, changed: Iterable[torch.Tensor]) -> NestedT:
-    """Tensors in the form of `x`."""
-    if isinstance(x, torch.Tensor):
-        (found,) = changed
-        return cast("NestedT", found)
-    return cast("NestedT", dict(zip(x, changed, strict=True)) if isinstance(x, dict) else tuple(changed))
-
-
-def only(x: Nested) -> torch.Tensor:
-    """The tensor of the only input; samples with several inputs were refused before."""
-    assert isinstance(x, torch.Tensor), "samples of several inputs are refused before"
-    return x
-
-
-def samples_in(x: Nested) -> int:
-    """The number of samples B."""
-    return len(tensors(x)[0])
-
-
-def rows(x: NestedT, first: int, stop: int) -> NestedT:
-    """The samples from `first` to before `stop`."""
-    return each(x, lambda one: one[first:stop])
-
-
-def pieces(x: NestedT, size: int) -> list[NestedT]:
-    """The batch in pieces of at most `size` samples."""
-    return [_like(x, parts) for parts in zip(*(one.split(size) for one in tensors(x)), strict=True)]
-
-
-def concatenated(batches: Sequence[NestedT]) -> NestedT:
-    """All samples of some batches in one batch."""
-    return _like(batches[0], map(torch.cat, zip(*map(tensors, batches), strict=True)))
-
-
-def answers(network: Callable[..., Any], x: Inputs) -> Any:
-    """A network's outputs for a batch, with the inputs in order: a tensor, a tuple of several, or several by name."""
-    found = network(*tensors(x))
-    if isinstance(found, Mapping):
-        return dict(found)
-    return tuple(found) if isinstance(found, list) else found
 
 
 def arrays(x: Inputs, names: Sequence[str]) -> NDArray[Any]:

@@ -22,10 +22,11 @@ from PIL import Image
 
 from adaptive_runtime.samples.inputs import NumbersPreparation, Vocabulary, words_of
 from tasks.base.errors import UserError, shortened
+from tasks.data.batches import Inputs
 from tasks.data.images import SCALING, Decoder
 from tasks.data.settings import DataSettings, TableInput
 from tasks.data.signals.sounds import WavClips
-from tasks.data.source import Inputs, OtherInput, Source, Splits, check_labels, files_of_splits, named_file, numbered
+from tasks.data.source import OtherInput, Source, Splits, check_labels, files_of_splits, named_file, numbered
 from tasks.data.texts import augmented, longer_texts, text_preparation, vocabulary_of
 
 LABEL = "label"

@@ -15,10 +15,11 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from adaptive_runtime.samples.inputs import GivenPreparation
 from tasks.base.errors import UserError, shortened
+from tasks.data.batches import Inputs
 from tasks.data.images import Decoder, whole_box
 from tasks.data.own import Data, OwnSamples
 from tasks.data.settings import DataSettings
-from tasks.data.source import UNSCALED, Inputs, Source, check_files, require_folder
+from tasks.data.source import UNSCALED, Source, check_files, require_folder
 
 ARRAYS = (".npz", ".npy", ".safetensors", ".parquet")
 """Files of arrays whose first axis is that of the samples."""

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from tailor_ir import SuperNet
+from tasks.data.batches import only
 from tasks.data.images import resize
-from tasks.data.source import only
 from tasks.evaluation.subnets import EvaluationData, statistics_of
 
 ANSWERS_FILE = "answers.png"

@@ -33,7 +33,8 @@ from tasks.base.errors import shortened
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
-from tasks.data.source import Inputs, answers, arrays, concatenated, rows, samples_in
+from tasks.data.batches import Inputs, answers, concatenated, rows, samples_in
+from tasks.data.source import arrays
 from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import ConversionError, ConversionLimits, onnx_of, run_limited
 from tasks.evaluation.executorch.programs import subnet_jobs

@@ -11,8 +11,8 @@ from tasks.base.progress import Progress
 from tasks.base.schemas.results import WEIGHTS_FILE, BaseResult
 from tasks.base.schemas.stored import StageResult
 from tasks.data import Dataset, DataSettings, load_splits
+from tasks.data.batches import rows, tensors
 from tasks.data.samples import Size
-from tasks.data.source import rows, tensors
 from tasks.evaluation.models import ModelSettings, create, load_part, load_weights, needs_training
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources, recalibrate_module, tallied
 from tasks.evaluation.subnets.images import pick_device

@@ -13,9 +13,9 @@ from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.data import DataSettings, load, load_splits
+from tasks.data.batches import Inputs, only
 from tasks.data.dataset import remember
 from tasks.data.problems.fidelity import FIDELITY
-from tasks.data.source import Inputs, only
 from tasks.data.teacher import TEACHER_FILE
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tasks.base.errors import UserError
+from tasks.data.batches import tensors
 from tasks.data.problems.own import LACKS
 from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, joined, resized
 from tasks.data.torch_later import functional, torch
@@ -143,7 +144,6 @@ class Fidelity(LearningProblem):
 
     def find_kinds(self, taught: Any) -> tuple[str, ...]:
         """Set the kind of each output from a batch of the teacher's answers, where options do not name it."""
-        from tasks.data.source import tensors
 
         found = [kind_of(one) for one in tensors(taught)]
         asked = list((self._asked or {}).values())
@@ -174,7 +174,6 @@ class Fidelity(LearningProblem):
         return self._loss(outputs, target, _kullback_leibler)
 
     def _loss(self, outputs: Any, target: Any, divergence: Divergence) -> torch.Tensor:
-        from tasks.data.source import tensors
 
         given, wanted = tensors(outputs), tensors(target)
         if not wanted[0].numel():
@@ -194,7 +193,6 @@ class Fidelity(LearningProblem):
 
     def counted(self, outputs: Any, target: Any) -> tuple[Any, ...]:
         """The summed loss, and the score of each sample (B,)."""
-        from tasks.data.source import tensors
 
         given, wanted = tensors(outputs), tensors(target)
         if not wanted[0].numel():

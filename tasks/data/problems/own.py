@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tasks.base.errors import UserError
+from tasks.data.batches import each, rows, samples_in, tensors
 from tasks.data.problems.record import LACKS_OF_PARTS, Divergence, LearningProblem, Tallied, joined
 from tasks.data.torch_later import functional, torch
 
@@ -58,7 +59,6 @@ class Own(LearningProblem):
 
     def blank(self, images: int, resolution: int) -> Any:
         """The first sample's targets, repeated."""
-        from tasks.data.source import each
 
         _, target = self._source.labelled(np.zeros(1, np.int64), None)
         return each(target, lambda one: one.expand(images, *one.shape[1:]).clone())
@@ -81,7 +81,6 @@ class Own(LearningProblem):
 
     def counted(self, outputs: Any, target: Any) -> tuple[Any, ...]:
         """The summed loss, and the score of each sample (B,)."""
-        from tasks.data.source import rows, samples_in
 
         count = samples_in(target)
         ask = partial(self._source.score, "score(outputs, targets)", "check problem.score")
@@ -127,7 +126,6 @@ OWN = Own()
 
 def imitation(outputs: Any, taught: Any) -> torch.Tensor:
     """The mean over outputs of the mean squared error from a teacher's output over its variance."""
-    from tasks.data.source import tensors
 
     losses = []
     for output, wanted in zip(tensors(outputs), tensors(taught), strict=True):

@@ -34,8 +34,8 @@ def resized(taught_BChw: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 Batch = tuple[Any, Any]
-"""The inputs: x_BCHW float32, or another kind (`tasks.data.source.Inputs`); and the targets, whose first axis is B: a tensor,
-or several if the problem is the user's own (`tasks.data.source.Nested`). Code for a single input treats x as a tensor.
+"""The inputs: x_BCHW float32, or another kind (`tasks.data.batches.Inputs`); and the targets, whose first axis is B: a tensor,
+or several if the problem is the user's own (`tasks.data.batches.Nested`). Code for a single input treats x as a tensor.
 """
 
 Divergence = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]

@@ -16,10 +16,10 @@ from torch import nn
 
 from tasks.base.errors import UserError
 from tasks.base.own_code import USERS_ENDS, described
+from tasks.data.batches import tensors
 from tasks.data.problems import CLASSIFICATION, LearningProblem
 from tasks.data.problems.record import AtMost
 from tasks.data.samples import AnyForm, SampleForm
-from tasks.data.source import tensors
 
 SAMPLES = 2  # networks may drop an axis of size 1
 

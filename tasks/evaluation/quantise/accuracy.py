@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from tailor_ir import Config, Statistics, SuperNet
 from tasks.base.progress import Progress
+from tasks.data.batches import Inputs, concatenated, pieces, rows, samples_in, tensors
 from tasks.data.samples import Size
-from tasks.data.source import Inputs, concatenated, pieces, rows, samples_in, tensors
 from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.quantise.qdq import Quantiser, layers

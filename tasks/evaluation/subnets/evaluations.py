@@ -24,9 +24,9 @@ from tailor_ir.subnets.prefixes import Prefixes, groups
 from tasks.base.artifacts import SubNetLines, SubNetStore, digest_of, read_lines
 from tasks.base.progress import Progress
 from tasks.data import Batch, Dataset
+from tasks.data.batches import Inputs, answers
 from tasks.data.problems import CLASSIFICATION, LearningProblem, Tallied, other_metric
 from tasks.data.samples import Size
-from tasks.data.source import Inputs, answers
 from tasks.evaluation.subnets.images import UPDATE_SECONDS, EvaluationData, FinishedSubNets
 from tasks.evaluation.subnets.record import Accuracy
 

@@ -21,10 +21,10 @@ from tailor_ir import Config, Elastic, Statistics
 from tasks.base.errors import UserError
 from tasks.base.schemas.stored import Record
 from tasks.data import Batch, Dataset, DataSettings, Split
+from tasks.data.batches import each, rows, samples_in
 from tasks.data.images import resize
 from tasks.data.problems import LearningProblem
 from tasks.data.samples import Size, placed
-from tasks.data.source import each, rows, samples_in
 from tasks.evaluation.subnets.record import Accuracy
 
 

@@ -16,10 +16,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tasks.base.artifacts import append_line
 from tasks.base.errors import UserError
 from tasks.data import Batch, Dataset, EpochPart
+from tasks.data.batches import Inputs, Nested, each, only, pieces, samples_in, tensors
 from tasks.data.dataset import prefetched
 from tasks.data.problems import require
 from tasks.data.samples import placed
-from tasks.data.source import Inputs, Nested, each, only, pieces, samples_in, tensors
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.checkpoint import rewind

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from tasks.data.batches import Nested, each, tensors
 from tasks.data.problems import CLASSIFICATION, LearningProblem
-from tasks.data.source import Nested, each, tensors
 from tasks.training.finetune.settings import Settings, TrainSettings
 
 ALPHAS = (-1.0, 1.0)

@@ -25,7 +25,7 @@ from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
-from tasks.data.source import tensors
+from tasks.data.batches import tensors
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.quantise import Int8

@@ -21,8 +21,8 @@ from tasks import report
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
+from tasks.data.batches import only, tensors
 from tasks.data.problems import SEVERAL_CLASSES
-from tasks.data.source import only, tensors
 from tasks.evaluation.models import ModelSettings, create
 from tasks.evaluation.subnets import Accuracy, count_correct
 from tasks.training import compile as compile_stage

@@ -20,7 +20,7 @@ from adaptive_runtime.server.protocol import InferenceFormat, RequestRefused, re
 from tasks import export, report, search
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.data import DataSettings, load
-from tasks.data.source import tensors
+from tasks.data.batches import tensors
 from tasks.evaluation.models import ModelSettings
 from tests.support.ir.invariants import check_network
 from tests.support.problems import garden

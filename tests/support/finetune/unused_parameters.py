@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import distributed, nn
 
 from tasks.data import load
-from tasks.data.source import Inputs, answers
+from tasks.data.batches import Inputs, answers
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.loop import Trainer
 from tasks.training.finetune.networks import Forward, Role, Trainable

@@ -16,10 +16,11 @@ from scipy.io import wavfile
 
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load, load_splits
+from tasks.data.batches import concatenated, pieces, rows, samples_in
 from tasks.data.dataset import DataDescription, check_same, describe, remember
 from tasks.data.image_and_motion import MOTIONS, ImageAndMotion
 from tasks.data.images import resize
-from tasks.data.source import arrays, concatenated, pieces, rows, samples_in
+from tasks.data.source import arrays
 from tests.support.problems import garden
 
 INPUTS = {"photo": "image", "weather": ("celsius", "wind")}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tasks.data import DataSettings, load
+from tasks.data.batches import samples_in
 from tasks.data.dataset import Dataset, EpochPart, PlannedEpoch
-from tasks.data.source import samples_in
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.settings import TrainSettings
 

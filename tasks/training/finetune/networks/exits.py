@@ -17,8 +17,8 @@ from torch import distributed, nn
 
 from tailor_ir import Choice, Config, ExitParts, SuperNet
 from tailor_ir.subnets.plans import remembered
+from tasks.data.batches import Inputs, only
 from tasks.data.images import resize
-from tasks.data.source import Inputs, only
 from tasks.evaluation.subnets import EvaluationData
 from tasks.training.finetune.job import Job, TrainingPhase
 from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Judge, Role, Trainable, Verdict

@@ -17,8 +17,8 @@ from torch import nn
 
 from tailor_ir import Config, SuperNet
 from tailor_ir.subnets.elastic import Branches
+from tasks.data.batches import Inputs
 from tasks.data.samples import Size
-from tasks.data.source import Inputs
 from tasks.evaluation.subnets import EvaluationData
 from tasks.training.finetune.job import TrainingPhase
 

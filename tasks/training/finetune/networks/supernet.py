@@ -20,10 +20,10 @@ from torch import nn
 
 from tailor_ir import KINDS, Choice, Config, SuperNet
 from tailor_ir.subnets.elastic import Branch, Branches, Features
+from tasks.data.batches import Inputs, Nested, answers, each
 from tasks.data.images import resize
 from tasks.data.problems import CLASSIFICATION, LearningProblem
 from tasks.data.samples import Size
-from tasks.data.source import Inputs, Nested, answers, each
 from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Role, Trainable
 from tasks.training.finetune.numerics import distance, loss_of
 from tasks.training.finetune.settings import Settings, Strategy, TrainSettings
