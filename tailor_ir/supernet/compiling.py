@@ -1,7 +1,7 @@
 """Compilation of networks to SuperNets, and loading of saved SuperNets."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from tailor_ir import storage
 from tailor_ir.alternatives import add_alternatives
 from tailor_ir.errors import CheckFailed, MixedSamples
 from tailor_ir.exits import add_exits
-from tailor_ir.graph import NO_BATCH, Graph, Tensors
+from tailor_ir.graph import NO_BATCH, GivenInputs, Graph, Tensors
 from tailor_ir.reading.comparison import PlacesOfValues, compare, remarks_on
 from tailor_ir.reading.files import Float32Module
 from tailor_ir.reading.inputs import GivenExample
@@ -25,6 +25,7 @@ from tailor_ir.spaces.space import Structure
 from tailor_ir.structure.regions import find_axes_and_regions
 from tailor_ir.supernet.checking import Reference
 from tailor_ir.supernet.network import SuperNet
+from tailor_ir.supernet.opening import with_opened_norms
 from tailor_ir.supernet.reading import Batching, PlainFile, ReadNetwork, read_network
 
 NOTHING_TRAINED = "the network has no weights that could be trained"
@@ -36,6 +37,7 @@ def compile(
     example_input: GivenExample | None = None,
     space: SpaceSpec | None = None,
     kernel_transform: bool = False,
+    calibration: Iterable[GivenInputs] = (),
 ) -> SuperNet:
     """Turn a network into a SuperNet.
 
@@ -43,13 +45,16 @@ def compile(
     example is needed only if it leaves the input's height or width open). A network with several inputs takes one sample of
     each, in a tuple in order or in a mapping by name; integers (tokens) count as examples of the legal ones. space: selectors
     of variable names -> choices or "auto"; everything else stays fixed. None proposes a space. kernel_transform: smaller
-    kernels are learned transforms of larger ones, initialised as their centre (OFA, ICLR 2020). ImportFailed if the network
-    cannot be read. SpaceError if the space requests something that this network does not support.
+    kernels are learned transforms of larger ones, initialised as their centre (OFA, ICLR 2020). calibration: batches
+    at full resolution, of a few hundred samples; by their statistics BatchNorms are put back that an exporter folded into
+    convolutions (`tailor_ir.rewriting.opened_norms`), and a remark tells how many. ImportFailed if the network cannot be
+    read. SpaceError if the space requests something that this network does not support.
     """
+    batches = tuple(calibration)
     mixed: list[MixedSamples] = []
     for network in read_network(model, example_input):
         try:
-            net = _compiled(network, space, kernel_transform)
+            net = _compiled(network, space, kernel_transform, batches)
         except MixedSamples as error:
             mixed.append(error)
         else:
@@ -68,19 +73,22 @@ def _batch_elsewhere(graph: Graph) -> Iterator[str]:
             yield f"{place} of input '{name}' is the batch: along the first axis the network does not treat all alike"
 
 
-def _compiled(network: ReadNetwork, space: SpaceSpec | None, kernel_transform: bool) -> SuperNet:
-    def read(graph: Graph, tensors: Tensors) -> Structure:
-        with network.located():
+def _compiled(
+    given: ReadNetwork, space: SpaceSpec | None, kernel_transform: bool, calibration: Sequence[GivenInputs]
+) -> SuperNet:
+    def read(graph: Graph, tensors: Tensors, spec: SpaceSpec | None = space) -> Structure:
+        with given.located():
             axis_map, regions = find_axes_and_regions(graph, tensors)
-            return propose(graph, axis_map, regions, space)
+            return propose(graph, axis_map, regions, spec)
 
+    network = with_opened_norms(given, calibration, partial(read, spec={}))
     graph, tensors, refused = add_alternatives(network.graph, network.tensors, space, read)
     graph, tensors, no_exits = add_exits(graph, tensors, space, read)
     if kernel_transform:
         graph, tensors = transform_kernels(graph, tensors, read(graph, tensors))
     net = SuperNet(graph, tensors, space)
     net.refused = (*refused, *no_exits)
-    net.remarks = (*network.remarks, *_compared(net, network.origin))
+    net.remarks = (*network.remarks, *network.folded, *_compared(net, network.origin))
     net.remarks += few_subnets(net.structure, space) if graph.parameters else (NOTHING_TRAINED,)
     return net
 

@@ -158,7 +158,8 @@ class ReadNetwork:
     """A network as a graph, and in the form with which its SuperNet is compared.
 
     remarks: messages about how it was read. traced: the model to whose nodes error messages refer. modules: names of a module's
-    parts. other_batch: whether a likelier choice of the batch axes would have mixed samples.
+    parts. other_batch: whether a likelier choice of the batch axes would have mixed samples. folded: a remark about BatchNorms
+    that were folded.
     """
 
     graph: Graph
@@ -168,6 +169,7 @@ class ReadNetwork:
     traced: onnx.ModelProto
     modules: Collection[str] = ()
     other_batch: bool = False
+    folded: tuple[str, ...] = ()
 
     def located(self) -> AbstractContextManager[None]:
         """A context in which error messages name the module and the line of the user's code."""
@@ -282,6 +284,7 @@ def _read(
         graph=replace(graph, given_types=types if prepared.given_types else ()),
         tensors=tensors,
         origin=PlainFile(model=prepared.model, constants=layout.constants),
-        remarks=(*prepared.remarks, *kept, *folded_norms(given)),
+        remarks=(*prepared.remarks, *kept),
         traced=given,
+        folded=folded_norms(given),
     )

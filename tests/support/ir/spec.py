@@ -20,7 +20,7 @@ from tailor_ir.reading import importer
 from tailor_ir.reading.folding import has_fixed_shape
 from tailor_ir.reading.trace import OPSET
 from tailor_ir.rewriting import passes
-from tailor_ir.supernet import compiling, reading
+from tailor_ir.supernet import compiling, opening, reading
 
 Complaints = Iterator[str]
 IrCheck = Callable[[Graph, Tensors], Complaints]
@@ -338,5 +338,6 @@ def installed() -> Iterator[None]:
         patch.setattr(passes, "PASSES", tuple(map(after_ir_pass, passes.PASSES)))
         for name in ("simplify", "repeat_for_samples"):
             patch.setattr(reading, name, after_ir_pass(getattr(reading, name)))
+        patch.setattr(opening, "open_norms", after_ir_pass(opening.open_norms))
         patch.setattr(compiling, "transform_kernels", after_ir_pass(compiling.transform_kernels))
         yield
