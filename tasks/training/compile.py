@@ -28,6 +28,8 @@ ORDER_IMAGES = (16, 64)
 """Fewest and most training images for BatchNorm statistics of SubNets that judge an order of channels; validation uses as
 many.
 """
+NORM_IMAGES = 512
+"""Training images by whose statistics BatchNorms are put back."""
 ORDER_MACS = 2e9
 """Limit of multiply-accumulates of the largest SubNet on these images, if the fewest allow it: seconds for all SubNets."""
 SEED = 0
@@ -151,13 +153,17 @@ def fit_exits(net: SuperNet, data: DataSettings, images: int, progress: Progress
 
 def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[Inputs], list[Inputs]]:
     """Batches of `count` training samples, and of `count` validation samples."""
-    splits = load_splits(data)
-    found = EvaluationData(
-        splits["validation"], splits["train"], recalibration_images=count, limit=count, batch_size=BATCH
-    )
+    found = _limited(data, count)
     size = net.input_size(net.max_config)
     held_out = [x_BCHW for x_BCHW, _ in found.batches(size)]
     return list(found.calibration(size)), held_out
+
+
+def _limited(data: DataSettings, count: int) -> EvaluationData:
+    splits = load_splits(data)
+    return EvaluationData(
+        splits["validation"], splits["train"], recalibration_images=count, limit=count, batch_size=BATCH
+    )
 
 
 def supernet_of(
@@ -179,7 +185,14 @@ def supernet_of(
         if weights is not None:
             load_weights(network, weights)
         network.eval()
-    net = tailor_ir.compile(network, train.form.blank(1), space or None, kernel_transform=settings.kernel_transform)
+    opens = model.kind == "onnx" and settings.open_batch_norms
+    net = tailor_ir.compile(
+        network,
+        train.form.blank(1),
+        space or None,
+        kernel_transform=settings.kernel_transform,
+        calibration=_limited(data, NORM_IMAGES).calibration(train.form.size) if opens else (),
+    )
     if fault := train.form.fault(net.input_shapes(net.max_config)):
         raise UserError(
             f"model '{model.name}'", f"takes {fault}", allowed=f"{train.form.line}, the data's {train.form.called}"

@@ -92,6 +92,9 @@ class CompileSettings(BaseModel):
 
     kernel_transform: bool = False
     """Smaller kernels are learned transforms of larger ones, not just their centre (Once-for-all, ICLR 2020)."""
+    open_batch_norms: bool = True
+    """BatchNorms that an exporter folded into the convolutions of an .onnx file are put back, by statistics of training
+    images: they change nothing, and SubNets are recalibrated. Exported files have them folded again."""
     alternative_images: int = Field(default=256, ge=0)
     """Training images that the first weights of alternatives are fitted to; as many for validation judge them. 0: first weights
     follow from the network's weights alone."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import timm
@@ -10,6 +11,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.subnets.elastic import Branches
+from tailor_ir.supernet.reading import Batching
 from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings
@@ -35,11 +37,31 @@ def test_folded_batch_norm_is_told_at_once_and_in_the_result(tmp_path: Path) -> 
     torch.onnx.export(network, (torch.zeros(1, 3, 32, 32),), tmp_path / "net.onnx", dynamo=False, opset_version=17)
     model = ModelSettings(kind="onnx", path=tmp_path / "net.onnx")
     progress = Lines()
-    result = compile.run(compile.Settings(), model, DIGITS, None, None, tmp_path, progress)
+    settings = compile.Settings(open_batch_norms=False)
+    result = compile.run(settings, model, DIGITS, None, None, tmp_path, progress)
     assert result["remarks"] == progress.said
     assert len(progress.said) == 2
     assert progress.said[0].startswith("BatchNorm was folded into 15 of 15 convolutions")
     assert progress.said[1].startswith("channels ")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_folded_batch_norm_of_a_file_is_put_back_by_training_images_and_remarked(tmp_path: Path) -> None:
+    network = timm.create_model("test_resnet", num_classes=10).eval()
+    torch.onnx.export(network, (torch.zeros(1, 3, 32, 32),), tmp_path / "net.onnx", dynamo=False, opset_version=17)
+    model = ModelSettings(kind="onnx", path=tmp_path / "net.onnx")
+    progress = Lines()
+    result = compile.run(compile.Settings(), model, DIGITS, None, None, tmp_path, progress)
+    assert result["remarks"] == progress.said
+    assert progress.said[0].startswith("BatchNorm was folded into 15 convolutions, and is put back")
+    net = tailor_ir.load(tmp_path / "supernet")
+    assert sum(node.op == "BatchNormalization" for node in net.structure.graph.nodes) == 15
+    file = tailor_ir.Reference.of_file(onnx.load(tmp_path / "net.onnx"), _drawn, Batching.of(net.structure), {})
+    net.check_against(file)
+
+
+def _drawn(rng: np.random.Generator, batch: int) -> tuple[np.ndarray, ...]:
+    return (rng.standard_normal((batch, 3, 32, 32), dtype=np.float32),)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
