@@ -12,7 +12,7 @@ from torch import nn
 
 from tailor_ir import storage
 from tailor_ir.alternatives import add_alternatives
-from tailor_ir.errors import CheckFailed, MixedSamples
+from tailor_ir.errors import CheckFailed, InputError, MixedSamples
 from tailor_ir.exits import add_exits
 from tailor_ir.graph import NO_BATCH, GivenInputs, Graph, Tensors
 from tailor_ir.reading.comparison import PlacesOfValues, compare, remarks_on
@@ -51,18 +51,18 @@ def compile(
     read. SpaceError if the space requests something that this network does not support.
     """
     batches = tuple(calibration)
-    mixed: list[MixedSamples] = []
+    refused: list[MixedSamples | InputError] = []
     for network in read_network(model, example_input):
         try:
             net = _compiled(network, space, kernel_transform, batches)
-        except MixedSamples as error:
-            mixed.append(error)
+        except (InputError, MixedSamples) as error:
+            refused.append(error)
         else:
-            net.remarks += tuple(_batch_elsewhere(net.structure.graph)) if mixed or network.other_batch else ()
+            net.remarks += tuple(_batch_elsewhere(net.structure.graph)) if refused or network.other_batch else ()
             for remark in net.remarks:
                 logging.getLogger(__name__).warning(remark)
             return net
-    raise mixed[0]
+    raise refused[0]
 
 
 def _batch_elsewhere(graph: Graph) -> Iterator[str]:

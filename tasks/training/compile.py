@@ -1,6 +1,6 @@
 """Make a SuperNet from the user's network."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,6 +18,7 @@ from tasks.data.dataset import remember
 from tasks.data.problems.fidelity import FIDELITY
 from tasks.data.teacher import TEACHER_FILE
 from tasks.evaluation.conversion import onnx_of
+from tasks.data.samples import AnyForm
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin
 from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.models.settings import CompileSettings as Settings
@@ -28,8 +29,10 @@ ORDER_IMAGES = (16, 64)
 """Fewest and most training images for BatchNorm statistics of SubNets that judge an order of channels; validation uses as
 many.
 """
-NORM_IMAGES = 512
-"""Training images by whose statistics BatchNorms are put back."""
+NORM_IMAGES = (32, 512)
+"""Fewest and most training images by whose statistics BatchNorms are put back."""
+NORM_NUMBERS = 2**25
+"""Limit of numbers in these images, if the fewest allow it: 128 MiB, since they are kept."""
 ORDER_MACS = 2e9
 """Limit of multiply-accumulates of the largest SubNet on these images, if the fewest allow it: seconds for all SubNets."""
 SEED = 0
@@ -159,6 +162,13 @@ def _images(net: SuperNet, data: DataSettings, count: int) -> tuple[list[Inputs]
     return list(found.calibration(size)), held_out
 
 
+def _calibration(data: DataSettings, form: AnyForm) -> Iterable[Inputs]:
+    """Training samples by whose statistics BatchNorms are put back, in the data's own size."""
+    fewest, most = NORM_IMAGES
+    count = min(most, max(fewest, NORM_NUMBERS // form.numbers(form.size)))
+    return _limited(data, count).calibration(form.size)
+
+
 def _limited(data: DataSettings, count: int) -> EvaluationData:
     splits = load_splits(data)
     return EvaluationData(
@@ -191,7 +201,7 @@ def supernet_of(
         train.form.blank(1),
         space or None,
         kernel_transform=settings.kernel_transform,
-        calibration=_limited(data, NORM_IMAGES).calibration(train.form.size) if opens else (),
+        calibration=_calibration(data, train.form) if opens else (),
     )
     if fault := train.form.fault(net.input_shapes(net.max_config)):
         raise UserError(
