@@ -215,8 +215,13 @@ def jobs_of(
     *,
     weights: bool,
     implementations: ChosenImplementations = OWN_CHOICES,
+    bare: bool = False,
 ) -> dict[str, ModelJob | str]:
-    """Models for the device, by key, or the reason why there is none. implementations: of subjects without their own."""
+    """Models for the device, by key, or the reason why there is none. implementations: of subjects without their own.
+
+    bare: ncnn's layers are converted without weights, too, twice as fast for large networks; only names of constants differ.
+    Implementations need the weights.
+    """
     if "executorch" in device.formats:
         modules = {
             one.key: (one.net.build(one.config, one.statistics), (one.net.input_shape(one.config),)) for one in subjects
@@ -241,7 +246,7 @@ def jobs_of(
 
     if "onnx" in device.formats:
         return {one.key: onnx_or_reason(one) for one in subjects}
-    models = [one.model(weights=True) for one in subjects]
+    models = [one.model(weights=weights or not bare) for one in subjects]
     with ThreadPoolExecutor(len(available_cores())) as pool:  # each converts in its own process
         return dict(zip((one.key for one in subjects), pool.map(ncnn_or_reason, subjects, models), strict=True))
 
