@@ -14,9 +14,10 @@ from importing import public_names
 if TYPE_CHECKING:
     from autotailor.calls import Agent, resume, sandwich, tailor
     from autotailor.results import Best, Tailored
+    from flows.pipeline.feasibility import profile
     from tasks.base.errors import UserError
     from tasks.data.own import Data
 else:
     __getattr__ = public_names(__name__, __file__)
 
-__all__ = ["Agent", "Best", "Data", "Tailored", "UserError", "resume", "sandwich", "tailor"]
+__all__ = ["Agent", "Best", "Data", "Tailored", "UserError", "profile", "resume", "sandwich", "tailor"]

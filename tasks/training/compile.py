@@ -16,9 +16,9 @@ from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import Inputs, only
 from tasks.data.dataset import remember
 from tasks.data.problems.fidelity import FIDELITY
+from tasks.data.samples import AnyForm
 from tasks.data.teacher import TEACHER_FILE
 from tasks.evaluation.conversion import onnx_of
-from tasks.data.samples import AnyForm
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin
 from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.models.settings import CompileSettings as Settings
