@@ -17,7 +17,7 @@ from profiling_agents.lines import printable
 if TYPE_CHECKING:
     from adaptive_runtime.offload.split import SplitAnswer
 
-HELP = "Answer inputs by a SubNet that is split over devices, and tell where each part ran and how long it took."
+HELP = "Answer inputs by a SubNet that is split over devices, and say where each segment ran and how long it took."
 WAIT_S = 5.0
 
 

@@ -51,7 +51,7 @@ def check(arguments: Arguments, config: PartitionConfig) -> None:
 
 
 def execute(arguments: Arguments, config: PartitionConfig) -> Answer:
-    """Plan, show cuts and plans, write the page and the parts, and return all as JSON. UserError, TailorError for bad input."""
+    """Plan, show cuts and plans, write page and segments, and return all as JSON. UserError, TailorError for bad input."""
     import tailor_ir
     from tasks.base.artifacts import write_bytes
     from tasks.base.schemas.placed import ChosenSubNet
@@ -86,7 +86,7 @@ def execute(arguments: Arguments, config: PartitionConfig) -> Answer:
     if settings.parts is not None:
         segments = answer.plans[0].stays
         found = write_parts(net, answer.config, segments, settings.devices[0], settings.parts, options)
-        terminal.say(f"{len(found.parts)} parts: {settings.parts}, {found.difference:.1e} from the whole SubNet")
+        terminal.say(f"{len(found.parts)} segments: {settings.parts}, {found.difference:.1e} from the whole SubNet")
     if settings.plans is not None:
         plans = write_plans(net, answer.config, tables, settings, settings.plans, options)
         terminal.say(f"{len(plans.plans)} plans for {len(plans.coordinator_ms)} segments: {settings.plans}")

@@ -353,7 +353,7 @@ COMMANDS = {
         about="Reads the tables of a finished run, and finds where the operators of a SubNet run fastest for given "
         "links: on the coordinator, on others, or split where that pays. Shows all cuts with the bytes that cross them and the "
         "exact plan for each bandwidth beside the plans of other methods, and writes them as a page. With "
-        "partition.parts=FOLDER the parts of the first plan are written as ONNX files; with partition.plans=FOLDER all "
+        "partition.parts=FOLDER the segments of the first plan are written as ONNX files; with partition.plans=FOLDER all "
         "segments, and the plans among which the coordinator changes at run time. `autotailor run` with partition.devices or "
         "partition.links has cuts and plans of its largest SubNet in its report.",
         flags=EVERYWHERE,

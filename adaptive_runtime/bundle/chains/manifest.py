@@ -296,14 +296,14 @@ class PartsManifest(FileMessage):
         known = {self.input.name: self.input}
         for number, part in enumerate(self.parts):
             if missing := [name for name in (part.file, *(part.ncnn or ())) if name not in self.files]:
-                raise ValueError(f"part {number} is in '{missing[0]}', which is not among the files")
+                raise ValueError(f"segment {number} is in '{missing[0]}', which is not among the files")
             for tensor in part.inputs:
                 if known.get(tensor.name) != tensor:
-                    raise ValueError(f"part {number} reads '{tensor.name}', which no part before it gives so")
+                    raise ValueError(f"segment {number} reads '{tensor.name}', which no segment before it gives so")
             known |= {tensor.name: tensor for tensor in part.outputs}
         for tensor in self.outputs:
             if known.get(tensor.name) != tensor:
-                raise ValueError(f"the answer '{tensor.name}' is not what a part gives")
+                raise ValueError(f"the answer '{tensor.name}' is not what a segment gives")
         return self
 
     @classmethod

@@ -112,8 +112,10 @@ def export_checked(
     expected = whole.run(None, {whole.get_inputs()[0].name: x})
     difference = _apart([values[name] for name in placed.outputs], expected)
     if not difference <= TOLERANCE:
-        got = f"the parts' answer differs from the whole SubNet's by {difference:.3g}"
-        raise UserError(f"parts in '{folder}'", got, allowed=f"{TOLERANCE:g}", next_step="please report this network")
+        got = f"the segments' answer differs from the whole SubNet's by {difference:.3g}"
+        raise UserError(
+            f"segments in '{folder}'", got, allowed=f"{TOLERANCE:g}", next_step="please report this network"
+        )
     jobs = ncnn_jobs(models, sessions) if options.ncnn else []
     if jobs:
         _check_ncnn(jobs, values, placed.inputs[0], placed.outputs)
@@ -185,7 +187,7 @@ def ncnn_jobs(models: Sequence[bytes], sessions: Sequence[onnxruntime.InferenceS
             files = convert(model) if isinstance(found, ConversionError) else found
             jobs.append(_job(number, sessions[number], files))
         except ConversionError as error:
-            raise UserError(WHERE, f"part {number} has no form in ncnn ({error})", next_step=WITHOUT) from error
+            raise UserError(WHERE, f"segment {number} has no form in ncnn ({error})", next_step=WITHOUT) from error
     return jobs
 
 
@@ -219,12 +221,12 @@ def _check_ncnn(jobs: Sequence[ModelJob], expected: Mapping[str, Array], input: 
             try:
                 found = client.run(job, [values[name] for name in job.input_names])
             except RunError as error:
-                raise UserError(WHERE, f"part {number} does not run in ncnn ({error})", next_step=WITHOUT) from error
+                raise UserError(WHERE, f"segment {number} does not run in ncnn ({error})", next_step=WITHOUT) from error
             values.update(zip(job.output_names, found, strict=True))
     allowed = Tolerance().fp32
     worst = _apart([values[name] for name in outputs], [expected[name] for name in outputs])
     if not worst <= allowed:  # also fails for a NaN
-        got = f"the parts' answer in ncnn differs from that of onnxruntime by {worst:.3g}"
+        got = f"the segments' answer in ncnn differs from that of onnxruntime by {worst:.3g}"
         raise UserError(WHERE, got, allowed=f"{allowed:g}", next_step=WITHOUT)
 
 

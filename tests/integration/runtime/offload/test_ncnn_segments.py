@@ -105,6 +105,6 @@ def test_a_part_that_ncnn_has_not_is_one_line() -> None:
     graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "det", [read], [given])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10).SerializeToString()
     with pytest.raises(
-        UserError, match=r"partition\.ncnn: part 0 has no form in ncnn .*; use a backend that takes ONNX"
+        UserError, match=r"partition\.ncnn: segment 0 has no form in ncnn .*; use a backend that takes ONNX"
     ):
         ncnn_jobs([model], [session_of(model)])

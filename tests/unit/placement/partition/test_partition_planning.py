@@ -142,7 +142,7 @@ def test_parts_are_files_with_a_manifest(run: Run, tmp_path: Path) -> None:
     ("change", "line"),
     [
         ({"version": 2}, "has version 2, of a later autotailor; allowed: 1; update autotailor here"),
-        ({"files": {}}, "part 0 is in '0.onnx', which is not among the files"),
+        ({"files": {}}, "segment 0 is in '0.onnx', which is not among the files"),
         ({"parts": []}, "parts"),
     ],
 )
