@@ -5,6 +5,7 @@ of the space: all widths, depths and resolutions grow alike.
 """
 
 import io
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,7 +39,9 @@ BETWEEN = (0.5, 0.25, 0.75, 0.125, 0.375)
 """Places of SubNets between the ends, as shares of the way in multiply-accumulates, in the order of their measurement."""
 LEAST_SHARE = 0.3
 """Least part of the largest SubNet's time that a SubNet between is expected to take: conversion, upload and loading stay."""
-HALVINGS = 7
+HALVINGS = 6
+NEAR = 0.15
+"""Largest difference from a wanted number of multiply-accumulates, in logarithms, of SubNets that are chosen by balance."""
 SPREAD = (5**0.5 - 1) / 2
 WIDTH = 140
 ONNX = ".onnx"
@@ -221,24 +224,43 @@ def _of_file(path: Path, given: Any) -> SuperNet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Diagonal:
-    """SubNets whose variables grow alike, each at a place of its own within one step, from the smallest to the largest."""
+class Diagonal:
+    """SubNets whose variables grow alike, each at a place of its own within one step, from the smallest to the largest.
+
+    Few choices of resolution change multiply-accumulates in large steps, so the other variables also grow at each resolution.
+    """
 
     net: SuperNet
 
-    def at(self, fraction: float) -> Config:
-        """The SubNet at a fraction of the way."""
-        steps = self.net.space.cardinalities - 1
+    def at(self, fraction: float, resolution: int | None = None) -> Config:
+        """The SubNet at a fraction of the way. resolution: the index of its choice; None: it grows like the others."""
+        space = self.net.space
+        steps = space.cardinalities - 1
         early = np.arange(len(steps)) * SPREAD % 1
-        return self.net.space.decode(np.minimum(np.floor(fraction * steps + early), steps).astype(np.int64))
+        codes = np.minimum(np.floor(fraction * steps + early), steps).astype(np.int64)
+        if space.resolution is not None and resolution is not None:
+            codes[space.resolution] = resolution
+        return space.decode(codes)
 
     def near(self, macs: float) -> Config:
-        """The SubNet with about this number of multiply-accumulates, by halving the way."""
+        """The SubNet with about this number of multiply-accumulates whose resolution is in step with its other variables."""
+        column = self.net.space.resolution
+        last = 0 if column is None else int(self.net.space.cardinalities[column]) - 1
+        found = []
+        for resolution in range(last + 1):
+            fraction = self._halved(macs, resolution)
+            config = self.at(fraction, resolution)
+            apart = abs(math.log(self.net.macs(config) / macs))
+            found.append((apart > NEAR, apart if apart > NEAR else abs(fraction - resolution / max(1, last)), config))
+        return min(found, key=lambda one: one[:2])[2]
+
+    def _halved(self, macs: float, resolution: int) -> float:
+        """The fraction with about this number of multiply-accumulates, by halving the way."""
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.net.macs(self.at(middle)) < macs else (low, middle)
-        return self.at(high)
+            low, high = (middle, high) if self.net.macs(self.at(middle, resolution)) < macs else (low, middle)
+        return (low + high) / 2
 
 
 def _sized(net: SuperNet, name: str, config: Config) -> TimedSubNet:
@@ -251,7 +273,7 @@ def _between(net: SuperNet, largest: TimedSubNet, smallest: TimedSubNet) -> Iter
     """Distinct SubNets between the ends."""
     seen = {net.space.digest(one.config) for one in (largest, smallest)}
     for part in BETWEEN:
-        config = _Diagonal(net).near(smallest.macs + part * (largest.macs - smallest.macs))
+        config = Diagonal(net).near(smallest.macs + part * (largest.macs - smallest.macs))
         if (digest := net.space.digest(config)) not in seen:
             seen.add(digest)
             yield _sized(net, "in between", config)

@@ -55,7 +55,7 @@ def test_budgets_below_between_and_above_the_ends(ends: Feasibility) -> None:
     assert between.subnet is not None
     assert between.subnet.p50_ms is not None
     assert between.subnet.p50_ms <= between_ms
-    assert len(found.subnets) > 4
+    assert len(found.subnets) >= 5
     macs = [one.macs for one in found.subnets]
     assert macs == sorted(macs)
 
@@ -91,4 +91,4 @@ def _layers(net: SuperNet, *, bare: bool) -> list[tuple[object, ...]]:
     job = jobs_of([Subject("0", net, net.min_config)], device, LIMITS, weights=False, bare=bare)["0"]
     assert not isinstance(job, str), job
     layers = NcnnFiles(param=job.files[0], bin=b"").layers()
-    return [(one.kind, one.parameters, one.inputs, one.outputs) for one in layers]
+    return [(one.kind, one.parameters, len(one.inputs), len(one.outputs)) for one in layers]

@@ -20,9 +20,9 @@ from tasks.base.errors import UserError
 from tasks.measuring.feasibility import (
     AskedDevice,
     DeviceFeasibility,
+    Diagonal,
     Feasibility,
     TimedSubNet,
-    _Diagonal,
     answer,
     compiled,
     measured,
@@ -84,11 +84,18 @@ def test_budgets_of_subnets_that_could_not_be_timed(
 
 
 def test_the_diagonal_goes_from_the_smallest_to_the_largest_in_small_steps(net: SuperNet) -> None:
-    along = [net.macs(_Diagonal(net).at(fraction)) for fraction in np.linspace(0, 1, 33)]
+    along = [net.macs(Diagonal(net).at(fraction)) for fraction in np.linspace(0, 1, 33)]
     assert along == sorted(along)
     assert along[0] == net.macs(net.min_config)
     assert along[-1] == net.macs(net.max_config)
     assert len(set(along)) > int(net.space.cardinalities.max())
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
+def test_subnets_of_any_size_are_on_the_diagonal(net: SuperNet, share: float) -> None:
+    """Resolution alone changes multiply-accumulates by more."""
+    wanted = share * net.macs(net.max_config)
+    assert net.macs(Diagonal(net).near(wanted)) == pytest.approx(wanted, rel=0.25)
 
 
 def test_a_device_that_fails_has_the_reason(net: SuperNet) -> None:
