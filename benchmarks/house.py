@@ -15,7 +15,7 @@ import grimp
 from benchmarks.tables import show
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("adaptive_runtime", "flows", "importing", "profiling_agents", "solvers", "tailor_ir", "tasks")
+ROOMS = ("adaptive_runtime", "autotailor", "flows", "importing", "profiling_agents", "solvers", "tailor_ir", "tasks")
 WITH_PACKAGES = ("tasks", "adaptive_runtime", "flows", "tailor_ir", "profiling_agents")
 SHORT_LINES = 60
 MOST_PARAMETERS = 7

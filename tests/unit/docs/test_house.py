@@ -11,7 +11,7 @@ import pytest
 from benchmarks.house import House, read, rows
 from tests.support.docs.documents import ROOT
 
-ROOMS = ("adaptive_runtime", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
+ROOMS = ("adaptive_runtime", "autotailor", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 FOLDERS = (*ROOMS, "benchmarks", "conf", "tests")
 OPEN_IR_MODULES = {"axes", "graph", "memory", "subnets", "summary"}
 """Submodules of `tailor_ir` that other rooms import."""
@@ -24,12 +24,13 @@ MOST_SHORT_MODULES = 15
 DEPLOYED = "flows.operations.deployments.deployed"
 PUBLIC_FACES = {
     "adaptive_runtime.model.opening:load",
+    *(f"autotailor.calls:{function}" for function in ("resume", "tailor")),
     *(f"{DEPLOYED}:{flow}" for flow in ("adapt_nightly", "retarget_to", "run", "stream_to", "work_nightly")),
     *(f"tailor_ir.reading.symbolics:{operator}" for operator in ("_attention", "_instance_norm")),
     *(f"tailor_ir.reading.torch_functions:{function}" for function in ("_embedding_bag", "_istft", "_stft")),
 }
-"""Functions with more than 7 parameters: `adaptive_runtime.load`, flows whose parameters are fields of Prefect's page, and
-functions with torch's own parameters."""
+"""Functions with more than 7 parameters: `adaptive_runtime.load`, `autotailor.tailor` and `resume`, flows whose parameters are
+fields of Prefect's page, and functions with torch's own parameters."""
 MOST_ARROWS = {"tasks": (15, 75), "adaptive_runtime": (18, 60), "flows": (8, 20)}
 """Room -> most packages, and most pairs of packages of which the first imports the second."""
 
