@@ -38,6 +38,7 @@ class ModelAnswer(NamedTuple):
     For bundles of boxes or pixels, `detections` (N,) or `masks` (N, H, W) are the answer, in pixels of the given images; logits
     are then (N, 0), classes −1 and confidence 0. `images` (N, C, H, W) in [0, 1] are a network's output for the given images,
     larger than these by super-resolution. `tags` (N, T) are the classes of words, −1 for words that the SubNet does not read.
+    `values` (N, …) are the network's output as it is, if the device knows no form of answers.
     If samples have several targets, `labels` has the class of each (N,) by target, numbered among all classes of the bundle,
     and logits are those of all. latency_ms: of the whole request, from the call to this answer, with decoding. devices: those
     that ran segments, if the SubNet is split over several. formats: by sample, of the files that answered.
@@ -56,6 +57,7 @@ class ModelAnswer(NamedTuple):
     labels: Mapping[str, NDArray[np.int64]] | None = None
     images: NDArray[np.float32] | None = None
     tags: NDArray[np.int64] | None = None
+    values: NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, runs: Sequence["ModelAnswer"], latency_ms: float) -> "ModelAnswer":
@@ -149,6 +151,8 @@ class ModelState:
     budget_ms: float | None = None
 
 
+AS_IT_IS = ("own", "fidelity")
+"""Problems whose answers only their owner can read."""
 SEGMENTATION, SEVERAL_CLASSES, RESTORATION, TAGGING = "segmentation", "several_classes", "restoration", "tagging"
 UNREAD = NO_CLASS = -1
 UPSCALES: Mapping[str, int] = MappingProxyType(
@@ -162,7 +166,7 @@ class DecodedAnswers(NamedTuple):
 
     Or labels: the class of each sample (N,) by target, as its number among all classes of the bundle. Or images (N, C, H, W)
     made of the given ones, with values in [0, 1], and larger by super-resolution. Or tags: the class of each word (N, T),
-    `UNREAD` for words that a SubNet does not read.
+    `UNREAD` for words that a SubNet does not read. Or values: the output as it is (N, …).
     """
 
     detections: tuple[Detections, ...] | None = None
@@ -170,6 +174,7 @@ class DecodedAnswers(NamedTuple):
     labels: Mapping[str, NDArray[np.int64]] | None = None
     images: NDArray[np.float32] | None = None
     tags: NDArray[np.int64] | None = None
+    values: NDArray[np.float32] | None = None
 
     def answer(
         self,
@@ -220,6 +225,11 @@ def tags_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[i
     return DecodedAnswers(tags=tags_NT)
 
 
+def values_of(raw_NV: Array, subnet: BundledSubNet, net: BundledNet, size: tuple[int, int]) -> DecodedAnswers:
+    """The output as it is, in the file's shape."""
+    return DecodedAnswers(values=raw_NV.reshape(len(raw_NV), *(int(one or -1) for one in net.output.shape[1:])))
+
+
 def _enlarged(raw_NV: Array, net: BundledNet, size: tuple[int, int]) -> Array:
     """Enlarged maps (N, K, H, W)."""
     *_, channels, height, width = (int(one or 0) for one in net.output.shape)
@@ -250,6 +260,7 @@ DECODERS: Mapping[str, RawDecoder] = MappingProxyType(
         SEGMENTATION: masks_of,
         **{name: partial(images_of, upscale) for name, upscale in UPSCALES.items()},
         TAGGING: tags_of,
+        **dict.fromkeys(AS_IT_IS, values_of),
         **{f"detection_{name}": partial(boxes_of, head) for name, head in HEADS.items()},
     }
 )

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, ValidationError
 
 from adaptive_runtime.bundle.bundles import TakenSamples
-from adaptive_runtime.model.answers import SEGMENTATION, SEVERAL_CLASSES, TAGGING, UPSCALES, ModelAnswer, targets_of
+from adaptive_runtime.model.answers import (
+    AS_IT_IS,
+    SEGMENTATION,
+    SEVERAL_CLASSES,
+    TAGGING,
+    UPSCALES,
+    ModelAnswer,
+    targets_of,
+)
 from adaptive_runtime.model.deployed import DeployedModel
 from adaptive_runtime.samples.inputs import packed
 from profiling_agents.messages import Message, one_line
@@ -212,7 +220,14 @@ def _from_json(where: str, data: Any, dtype: np.dtype[Any]) -> Tensor:
 
 
 INPUT = "input"
-DATATYPES_OUT = {"logits": "FP32", "confidence": "FP64", "boxes": "FP32", "scores": "FP32", "images": "FP32"}
+DATATYPES_OUT = {
+    "logits": "FP32",
+    "confidence": "FP64",
+    "boxes": "FP32",
+    "scores": "FP32",
+    "images": "FP32",
+    "values": "FP32",
+}
 """The other outputs are classes, INT64."""
 NOTHING = -1
 """Class of padding rows, for images with fewer boxes than others of the batch."""
@@ -223,7 +238,8 @@ MOST_SAMPLES = 256
 class InferenceFormat:
     """Input and output of a model: samples, number of classes (None: unknown). form: of its files.
 
-    problem: as named in the bundle's manifest. targets: names of the targets, if samples have several classes.
+    problem: as named in the bundle's manifest. targets: names of the targets, if samples have several classes. values: shape of
+    an output that is given as it is.
     """
 
     taken: TakenSamples
@@ -231,6 +247,7 @@ class InferenceFormat:
     form: str
     problem: str | None = None
     targets: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, model: DeployedModel) -> "InferenceFormat":
@@ -240,7 +257,7 @@ class InferenceFormat:
         classes = shape[-1] if shape else None
         manifest = model.pool.bundle.manifest
         targets = tuple(targets_of(manifest.classes)) if manifest.problem == SEVERAL_CLASSES else ()
-        return cls(model.taken, classes, form, manifest.problem, targets)
+        return cls(model.taken, classes, form, manifest.problem, targets, tuple(one or -1 for one in shape[1:]))
 
     @cached_property
     def inputs(self) -> dict[str, TakenSamples]:
@@ -264,6 +281,8 @@ class InferenceFormat:
             return {"images": [-1, channels, upscale * height, upscale * width]}
         if self.problem == TAGGING:
             return {"classes": [-1, *self.taken.shape]}
+        if self.problem in AS_IT_IS:
+            return {"values": [-1, *self.values]}
         if self.problem == SEGMENTATION:
             return {"classes": [-1, *self.taken.shape[1:]]}
         return {"boxes": [-1, -1, 4], "scores": [-1, -1], "classes": [-1, -1]}
@@ -346,6 +365,8 @@ def _values(answer: ModelAnswer) -> dict[str, NDArray[Any]]:
         return {"images": answer.images}
     if answer.masks is not None:
         return {"classes": answer.masks}
+    if answer.values is not None:
+        return {"values": answer.values}
     if answer.tags is not None:
         return {"classes": answer.tags}
     if answer.detections is None:

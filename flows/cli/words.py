@@ -104,15 +104,27 @@ FLAGS = {
 RULES = ("--budget-ms", "--accuracy-share", "--knee")
 
 _RUN = ("preset", "tracking")
-_SUPERNET = ("model", "data", "space", "compile")
+_SUPERNET = ("model", "data", "problem", "space", "compile")
 _COMPILE = (*_SUPERNET, "pretraining", "base")
 _FINETUNE = (*_COMPILE, "finetune")
 _ENUMERATE = (*_SUPERNET, "device")
 _PROFILE = (*_ENUMERATE, "runtime_options", "profile")
 _MEASURED = ("device", "runtime_options", "profile", "predict", "evaluate", "resources")
-_ADAPT = ("data", *_MEASURED, "search", "refine", "runtime", "exits", "baselines", "export", "partition", "report")
+_ADAPT = (
+    "data",
+    "problem",
+    *_MEASURED,
+    "search",
+    "refine",
+    "runtime",
+    "exits",
+    "baselines",
+    "export",
+    "partition",
+    "report",
+)
 _STREAM = ("drift", "adaptation", "stream")
-_ALL = (*_FINETUNE, *_ADAPT[1:], *_STREAM)
+_ALL = (*_FINETUNE, *_ADAPT[2:], *_STREAM)
 
 LUT_ACTIONS = {
     "show": "devices, operators, failed and noisy ones, age",

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from tasks.base.errors import shortened
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
-from tasks.data.batches import Inputs, answers, concatenated, rows, samples_in
+from tasks.data.batches import Inputs, answers, concatenated, rows, samples_in, tensors
 from tasks.data.source import arrays
 from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import ConversionError, ConversionLimits, onnx_of, run_limited
@@ -233,11 +233,14 @@ class Builder:
             raise ConversionError(f"torch.export: {str(error).splitlines()[0]}") from error
         sizes = sorted({1, self.settings.check_images}) if shapes else [batch]
 
+        def run(inputs: Sequence[Images]) -> tuple[torch.Tensor, ...]:
+            return tensors(loaded(*map(torch.from_numpy, inputs)))
+
         @torch.inference_mode()
         def outputs(images: Images) -> Images:
             return np.concatenate(
                 [
-                    in_batches(images, size, lambda x: loaded(*map(torch.from_numpy, unpacked(x))).numpy())
+                    in_batches(images, size, lambda x: side_by_side(list(map(torch.Tensor.numpy, run(unpacked(x))))))
                     for size in sizes
                 ]
             )
@@ -254,7 +257,7 @@ class Builder:
             runtime="torch",
             on_device=False,
             outputs=outputs,
-            run=archive_run(inputs, (samples, *module(*example).shape[1:])),
+            run=archive_run(inputs, [(samples, *one.shape[1:]) for one in tensors(module(*example))]),
         )
 
 
@@ -269,11 +272,19 @@ def references(
             break
     x = rows(concatenated(some), 0, count)
     with torch.inference_mode():
-        return arrays(x, net.structure.graph.inputs), answers(module, x).cpu().numpy()
+        found = tensors(answers(module, x))
+        return arrays(x, net.structure.graph.inputs), side_by_side([one.cpu().numpy() for one in found])
+
+
+def side_by_side(outputs: Sequence[Images]) -> Images:
+    """All outputs of a network as one array, to compare them; a single output as it is."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return np.concatenate([one.reshape(len(one), -1) for one in outputs], axis=1)
 
 
 def _outputs(client: AgentClient, job: ModelJob, images: Images) -> Images:
-    return in_batches(images, job.input_shapes[0][0], lambda x: client.run(job, unpacked(x))[0])
+    return in_batches(images, job.input_shapes[0][0], lambda x: side_by_side(client.run(job, unpacked(x))))
 
 
 def in_batches(images: Images, batch: int, run: Callable[[Images], Images]) -> Images:
@@ -326,7 +337,7 @@ def _planned(
     session = onnxruntime.InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
 
     def outputs(some: Images) -> Images:
-        return in_batches(some, net.batch, lambda x: session.run(None, {name: x})[0])
+        return in_batches(some, net.batch, lambda x: side_by_side(session.run(None, {name: x})))
 
     return replace(
         made,

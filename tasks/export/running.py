@@ -69,7 +69,7 @@ def run_of(found: Capabilities, job: ModelJob) -> FileRun:
     )
 
 
-def archive_run(inputs: Sequence[FileTensor], output_shape: FileShape) -> FileRun:
+def archive_run(inputs: Sequence[FileTensor], output_shapes: Sequence[FileShape]) -> FileRun:
     """The run of a `torch.export` archive in this process."""
     threads = torch.get_num_threads()
     return FileRun(
@@ -81,8 +81,16 @@ def archive_run(inputs: Sequence[FileTensor], output_shape: FileShape) -> FileRu
         precision="fp32",
         settings={"num_threads": threads},
         inputs=tuple(inputs),
-        outputs=(FileTensor(name="output", shape=output_shape),),
+        outputs=tuple(
+            FileTensor(name=name, shape=shape)
+            for name, shape in zip(output_names(len(output_shapes)), output_shapes, strict=True)
+        ),
     )
+
+
+def output_names(count: int) -> list[str]:
+    """Names of the outputs of an archive."""
+    return ["output"] if count == 1 else [f"output_{number}" for number in range(count)]
 
 
 def file_tensor(name: str, shape: FileShape, element: str) -> FileTensor:

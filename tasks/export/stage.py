@@ -20,6 +20,7 @@ from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import SubNetLines, Workspace, append_line, read_lines, write_bytes
+from tasks.base.errors import UserError
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, ExportedWinner, Exports, MissedWinner
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
@@ -161,6 +162,9 @@ def _require(request: ExportRequest, net: SuperNet, device: Capabilities) -> Non
     """UserError for settings that this network or this device does not support."""
     if device.backend == "ncnn":
         require_masks(device.version, request.implementations.operators.values())
+    if request.settings.bundle and len(net.structure.graph.outputs) > 1:
+        got = f"true for a network with {len(net.structure.graph.outputs)} outputs"
+        raise UserError("export.bundle", got, allowed="false: bundles have one output so far, files all of them")
     require_exits(request.settings, net)
     bundles.require_blocks(request.settings, net)
     bundles.require_adaptable(request.settings, net)

@@ -211,7 +211,7 @@ def create_callable(
     given = {"num_classes": classes, **facts}
     if problem.takes_any:  # the owner's function need not know the facts of the data
         given = function.taken(given)
-    allowed = f"a function of {', '.join([*given, 'model.options'])}"
+    allowed = f"a function of {', '.join(given)} and model.options" if given else "a function of model.options"
     model = function(allowed, "check model.options", **given, **settings.options)
     if not isinstance(model, nn.Module):
         raise UserError(where, f"returns {type(model).__name__}", allowed="torch.nn.Module")

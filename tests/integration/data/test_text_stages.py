@@ -263,7 +263,7 @@ def test_the_example_of_torch_runs_texts_in_any_layout_of_images(tmp_path: Path)
     )
     net.export(net.max_config, tmp_path / "texts.onnx")
     settings = {"num_threads": 1, "num_interop_threads": 1, "memory_format": "channels_last"}
-    run = archive_run([file_tensor("input", (1, LENGTH), "int64")], (1, 2)).model_copy(update={"settings": settings})
+    run = archive_run([file_tensor("input", (1, LENGTH), "int64")], [(1, 2)]).model_copy(update={"settings": settings})
     program = tmp_path / "texts.onnx.py"
     program.write_text(examples(run, "onnx", on_device=True)[".py"])
     done = subprocess.run([sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, check=False)

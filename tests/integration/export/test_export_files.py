@@ -210,7 +210,7 @@ def test_a_bundle_has_the_rules_of_the_run_unless_it_cannot_follow_them(
     assert write_bundle(ruled, workspace).state == "ok"
     assert OpenBundle.open(tmp_path / "bundle").manifest.policy == "load > 80% -> latency first"
     with pytest.raises(
-        UserError, match=r"^policy\.rules: policy, rule 'energy first': needs the energy of variants, which"
+        UserError, match=r"^runtime\.rules: policy, rule 'energy first': needs the energy of variants, which"
     ):
         write_bundle(replace(bundle, contents=BundleContents(rules="energy first")), workspace)
 

@@ -16,7 +16,7 @@ import importing
 from importing import SETTINGS, keep_quiet
 from tests.support.docs.documents import DOCUMENTS, ROOT, blocks
 
-ROOMS = ("adaptive_runtime", "benchmarks", "flows", "profiling_agents", "tailor_ir", "tasks", "tests")
+ROOMS = ("adaptive_runtime", "autotailor", "benchmarks", "flows", "profiling_agents", "tailor_ir", "tasks", "tests")
 REPORTING = re.compile(r"\s*(?:import|from) (?:onnxruntime|openvino|nncf|prefect|mlflow)\b")
 OWN = re.compile(rf"\s*(?:import|from) (?:importing|{'|'.join(ROOMS)})\b")
 FOREIGN_COMMAND = re.compile(r"^(?:prefect (?:server|worker)|mlflow (?:ui|server))\b", re.MULTILINE)
