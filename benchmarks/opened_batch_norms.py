@@ -42,13 +42,18 @@ COMMON = (
     "data.test_share=0.2",
     "data.workers=1",
     "base.processes=1",
-    "base.learning_rate=0.002",
     "model=timm",
 )
+SGD = ("base.optimiser=sgd", "base.learning_rate=0.05", "base.weight_decay=0", "model.options={output_stride:16}")
 NETWORKS: dict[str, tuple[str, ...]] = {
-    "resnet26": ("model.name=resnet26", "model.options={channels:[32,64,128,256]}", "base.epochs=15"),
-    "mobilenetv2": ("model.name=mobilenetv2_100", "model.options={output_stride:16}", "base.epochs=25"),
-    "efficientnet": ("model.name=efficientnet_b0", "model.options={output_stride:16}", "base.epochs=25"),
+    "resnet26": (
+        "model.name=resnet26",
+        "model.options={channels:[32,64,128,256]}",
+        "base.learning_rate=0.002",
+        "base.epochs=15",
+    ),
+    "mobilenetv2": (*SGD, "model.name=mobilenetv2_050", "base.epochs=30"),
+    "efficientnet": (*SGD, "model.name=efficientnet_b0", "base.epochs=20"),
 }
 VERSIONS = ("unfolded", "opened", "folded")
 BAR_POINTS = 0.5
