@@ -185,9 +185,9 @@ def test_bad_input_is_one_line(case: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("flows.pipeline.feasibility.Devices", NoDevice)
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     given, line = REFUSED[case]
-    arguments: dict[str, Any] = {"model": small(), "example": torch.zeros(1, 3, 32, 32)} | given
+    usual: dict[str, Any] = {"model": small(), "example": torch.zeros(1, 3, 32, 32)}
     with pytest.raises(UserError, match=line) as refused:
-        profile(**arguments)
+        profile(**(usual | given))
     assert "\n" not in str(refused.value)
 
 
