@@ -91,11 +91,12 @@ def test_the_diagonal_goes_from_the_smallest_to_the_largest_in_small_steps(net: 
     assert len(set(along)) > int(net.space.cardinalities.max())
 
 
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
-def test_subnets_of_any_size_are_on_the_diagonal(net: SuperNet, share: float) -> None:
+def test_subnets_of_any_size_are_on_the_diagonal() -> None:
     """Resolution alone changes multiply-accumulates by more."""
-    wanted = share * net.macs(net.max_config)
-    assert net.macs(Diagonal(net).near(wanted)) == pytest.approx(wanted, rel=0.25)
+    _, deep = compiled("mobilenetv3_small_050", torch.zeros(1, 3, 64, 64))
+    for share in (0.25, 0.4, 0.6, 0.8):
+        wanted = share * deep.macs(deep.max_config)
+        assert deep.macs(Diagonal(deep).near(wanted)) == pytest.approx(wanted, rel=0.25)
 
 
 def test_a_device_that_fails_has_the_reason(net: SuperNet) -> None:
