@@ -4,6 +4,7 @@ Latencies depend on shapes alone, so neither trained weights nor data are needed
 of the space: all widths, depths and resolutions grow alike.
 """
 
+import copy
 import io
 import math
 import time
@@ -32,8 +33,8 @@ from tasks.evaluation.models.settings import ModelSettings
 from tasks.evaluation.models.timm_networks import create_timm, unknown
 from tasks.measuring.subnets import Subject, jobs_of
 
-SETTINGS = MeasureSettings(warmup_ms=20.0, time_cap_ms=100.0, patience=1.0)
-"""One short measurement of each SubNet; a busy core is not waited for."""
+SETTINGS = MeasureSettings(warmup_ms=20.0, warmup_runs=1, min_samples=3, time_cap_ms=100.0, patience=1.0)
+"""One short measurement of each SubNet, few runs of slow ones; a busy core is hardly waited for."""
 LIMITS = ConversionLimits(wall_s=60.0)
 BETWEEN = (0.5, 0.25, 0.75, 0.125, 0.375)
 """Places of SubNets between the ends, as shares of the way in multiply-accumulates, in the order of their measurement."""
@@ -191,7 +192,6 @@ def _image_shape(given: Any) -> tuple[int, ...]:
 
 
 def _of_module(module: nn.Module, given: Any) -> SuperNet:
-    module.eval()
     try:
         return tailor_ir.compile(module, given)
     except tailor_ir.ImportFailed:
@@ -202,6 +202,7 @@ def _of_module(module: nn.Module, given: Any) -> SuperNet:
 def _refuse_untaken(module: nn.Module, given: Any) -> None:
     """UserError if the network does not run on the example."""
     try:
+        module = copy.deepcopy(module).eval()
         with torch.no_grad():
             _ = module(**given) if isinstance(given, Mapping) else module(*_each(given))
     except Exception as error:

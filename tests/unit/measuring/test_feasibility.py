@@ -132,6 +132,16 @@ def test_a_network_of_timm_has_its_own_input_size() -> None:
     assert smaller.macs(smaller.max_config) < net.macs(net.max_config)
 
 
+def test_the_given_network_is_left_as_it_is() -> None:
+    module = small().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    compiled(module, torch.rand(1, 3, 32, 32))
+    with pytest.raises(UserError, match="does not take"):
+        compiled(module, torch.rand(1, 4, 32, 32))
+    assert all(one.training for one in module.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory, net: SuperNet) -> Path:
     path = tmp_path_factory.mktemp("files") / "small.onnx"
