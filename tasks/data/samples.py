@@ -203,6 +203,7 @@ class SeveralInputs(_Form):
 
     inputs: Mapping[str, SampleForm]
     called: ClassVar[str] = "samples"
+    given: ClassVar[bool] = False
     words: ClassVar[None] = None
     """Samples as a whole are not texts."""
 

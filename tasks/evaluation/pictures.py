@@ -25,7 +25,7 @@ def write_answers(net: SuperNet, data: EvaluationData, file: Path) -> None:
     of classes. No file is written if the problem's answers cannot be drawn.
     """
     form = data.dataset.form
-    if form.words is not None or form.names:
+    if form.words is not None or form.names or form.given:
         return
     problem, side = data.problem, data.dataset.settings.resolution
     x, target = next(iter(data.batches((side, side))))
