@@ -18,19 +18,15 @@ from flows.machine import prepare
 from flows.machine.server import start_server
 from flows.pipeline.refusals import check_given, check_places
 from tailor_ir import Config, SuperNet
-from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.data import load
 from tasks.data.dataset import DATA_FILE, remember
-from tasks.data.problems import FIDELITY
-from tasks.data.teacher import TEACHER_FILE
-from tasks.evaluation.conversion import onnx_of
-from tasks.training.compile import TEACHER_BATCH
+from tasks.training.compile import keep_teacher
 
 SUPERNETS_FOLDER = "supernets"
 """Folder of SuperNets that loops of users have trained, below the output folder."""
-ALONE = {"base": 1, "finetune": 1}
-"""Sections of training, each in one process: this one."""
+ALONE = ("base.processes=1", "finetune.processes=1")
+"""Training in one process: this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +96,14 @@ def resume(
     """The rest of `tailor` for a SuperNet that your own loop has trained: operators, tables, search, files. See `tailor`."""
     folder = Path(output_dir) / SUPERNETS_FOLDER / weights_digest(net.elastic)
     mine = [*_of_data(data), *_of_problem(loss, score), *options, f"output_dir={output_dir}"]
-    plain = {**compose_config("retarget", [f"supernet='{folder}'", *_devices(devices), *mine])}
+    plain = compose_config("retarget", [f"supernet='{folder}'", *_devices(devices), *mine])
     plain["device"] = {**plain["device"], **_agents(devices)}
     config = validate(RetargetConfig, plain)
     if not (folder / DATA_FILE).exists():
         net.save(folder)
-        if config.data.problem == FIDELITY.name:
-            write_bytes(folder / TEACHER_FILE, onnx_of(net, net.max_config, batch=TEACHER_BATCH))
-        remember(load(config.data, "train"), folder)
+        train = load(config.data, "train")
+        keep_teacher(net, train, folder)
+        remember(train, folder)
     if budgets_ms is not None:
         config = config.with_budgets([float(one) for one in budgets_ms])
     return _called(config)
@@ -148,7 +144,7 @@ def config_of(
     options: Sequence[str],
 ) -> RunConfig:
     """The config of a run on live objects: that of the command line with these sections replaced."""
-    mine = [*_devices(devices), *(f"{name}.processes={count}" for name, count in ALONE.items())]
+    mine = [*_devices(devices), *ALONE]
     plain = compose_config("config", [*mine, *_of_model(model), *_of_data(data), *_of_problem(loss, score), *options])
     plain["device"] = {**plain["device"], **_agents(devices)}
     return validate(RunConfig, plain)

@@ -6,7 +6,7 @@ function its code, the values in its closure and its defaults.
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -26,12 +26,8 @@ DEEPEST = 6
 
 def named(value: Any, called: str, content: Iterator[bytes]) -> str:
     """Register an object under a name with the digest of its content. called: its readable part."""
-    digest = hashlib.sha256()
-    for part in content:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
     plain = "".join(letter for letter in called if letter.isalnum() or letter == "_")
-    name = f"{LIVE_NAME}:{plain}-{digest.hexdigest()[:16]}"
+    name = f"{LIVE_NAME}:{plain}-{_digest(content)}"
     LIVE[name] = value
     return name
 
@@ -55,8 +51,14 @@ def live_data(data: Any) -> str:
 
 def weights_digest(module: nn.Module) -> str:
     """A digest of a network's class and tensors."""
+    return _digest(_of_module(module))
+
+
+def _digest(content: Iterable[bytes]) -> str:
+    """A digest of parts, each with its length."""
     digest = hashlib.sha256()
-    for part in _of_module(module):
+    for part in content:
+        digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()[:16]
 
@@ -112,10 +114,7 @@ def _of_parts(value: Any, left: int) -> Iterator[bytes]:
             yield from _of(getattr(value, field.name), left)
     elif inspect.isfunction(value) or inspect.ismethod(value):
         function = value.__func__ if inspect.ismethod(value) else value
-        yield function.__code__.co_code
-        yield repr(function.__code__.co_names).encode()
-        for one in function.__code__.co_consts:
-            yield from (_of_code(one) if inspect.iscode(one) else _of(one, left))
+        yield from _of_code(function.__code__)
         for one in (*(function.__defaults__ or ()), *(cell.cell_contents for cell in function.__closure__ or ())):
             yield from _of(one, left)
         if inspect.ismethod(value):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from adaptive_runtime.samples.inputs import GivenPreparation
 from tasks.base.errors import UserError
 from tasks.base.own_code import UserFunction
-from tasks.data.batches import Inputs, Nested, each, tensors
+from tasks.data.batches import Inputs, Nested, concatenated
 from tasks.data.settings import DataSettings
 from tasks.data.source import UNSCALED, Scaling, Source, consecutive
 
@@ -79,7 +79,6 @@ class Samples:
         if _is_array(given) or (isinstance(given, tuple | list) and given and all(map(_is_array, given))):
             arrays = (given,) if _is_array(given) else given
             if len({len(one) for one in arrays}) == 1:
-                given = arrays if isinstance(given, tuple) or _is_array(given) else given
                 self._form: Any = tuple
                 self._set_arrays([torch.as_tensor(one) for one in arrays])
         elif isinstance(given, Mapping) and given and all(map(_is_array, given.values())):
@@ -234,15 +233,8 @@ class OwnSamples(Source):
             self._read(names[part], [index - first[part]])
             for part, index in zip(parts.tolist(), indices.tolist(), strict=True)
         ]
-        joined: dict[str, torch.Tensor] = {
-            name: torch.cat([one.inputs[name] for one in batches]) for name in batches[0].inputs
-        }
         targets = [one.targets for one in batches if one.targets is not None]
-        if not targets:
-            return _Batch(joined, None)
-        columns = zip(*map(tensors, targets), strict=True)
-        cat = iter([torch.cat(column) for column in columns])
-        return _Batch(joined, each(targets[0], lambda _: next(cat)))
+        return _Batch(concatenated([one.inputs for one in batches]), concatenated(targets) if targets else None)
 
     def _read(self, split: str, indices: Sequence[int]) -> _Batch:
         where = f"{self._where}, {split}"

@@ -111,6 +111,8 @@ def _by_kind(default: Callable[[str | None], Any]) -> Callable[[dict[str, Any]],
     return lambda known: default(known.get("kind"))
 
 
+TEACHER_FILE = "teacher.onnx"
+"""The network as it is given, in the folder of a SuperNet whose targets are its answers."""
 LEAST_SIDE, MOST_SIDE = 8, 1024
 """Limits of `resolution`."""
 UPSCALED = ("small_glyphs", "pairs")

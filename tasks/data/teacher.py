@@ -10,9 +10,7 @@ import torch
 from adaptive_runtime.samples.inputs import packed, unpacked
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError, shortened
-
-TEACHER_FILE = "teacher.onnx"
-"""The network as it is given, in the folder of a SuperNet whose targets are its answers."""
+from tasks.data.settings import TEACHER_FILE
 
 
 def carry_teacher(source: Path, target: Path) -> None:

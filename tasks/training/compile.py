@@ -12,12 +12,12 @@ from tailor_ir import EXIT_PASSES, FITTING_PASSES, Space, SuperNet
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
-from tasks.data import DataSettings, load, load_splits
+from tasks.data import Dataset, DataSettings, load, load_splits
 from tasks.data.batches import Inputs, only
 from tasks.data.dataset import remember
 from tasks.data.problems.fidelity import FIDELITY
 from tasks.data.samples import AnyForm
-from tasks.data.teacher import TEACHER_FILE
+from tasks.data.settings import TEACHER_FILE
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin
 from tasks.evaluation.models.outputs import check_shapes
@@ -106,8 +106,7 @@ def run(
     net.check_forms(where="stage compile")
     net.save(folder / "supernet")
     remember(train, folder / "supernet")
-    if train.problem.name == FIDELITY.name:
-        write_bytes(folder / "supernet" / TEACHER_FILE, onnx_of(net, net.max_config, batch=TEACHER_BATCH))
+    keep_teacher(net, train, folder / "supernet")
     remember_origin(model, folder / "supernet")
     return {
         **sizes(net.space),
@@ -116,6 +115,12 @@ def run(
         "alternatives": alternatives,
         "exits": exits,
     }
+
+
+def keep_teacher(net: SuperNet, train: Dataset, supernet: Path) -> None:
+    """Write the network as it is given into a SuperNet's folder, if its answers are the targets."""
+    if train.problem.name == FIDELITY.name:
+        write_bytes(supernet / TEACHER_FILE, onnx_of(net, net.max_config, batch=TEACHER_BATCH))
 
 
 def sort_channels(net: SuperNet, data: DataSettings, *, trained: bool) -> list[str]:

@@ -28,6 +28,7 @@ from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITI
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
 from tasks.data.problems import CLASSIFICATION, problem_named
+from tasks.data.settings import TEACHER_FILE
 from tasks.data.source import listing_of
 from tasks.evaluation.models import ModelSettings
 from tasks.measuring.runtime_options.settings import RUNTIME_OPTIONS_FILE, ChosenEngine
@@ -86,8 +87,8 @@ SUPERNET = "supernet"
 """Folder of the SuperNet in stages that make one."""
 MEASURES = ("tasks.measuring.subnets", "tasks.evaluation.subnets")
 """The modules that measure SubNets."""
-FIDELITY, TEACHER = "fidelity", "teacher.onnx"
-"""The problem whose targets are a network's answers, and the file of this network (`tasks.data.teacher` loads torch)."""
+FIDELITY = "fidelity"
+"""The problem whose targets are a network's answers (its record loads torch)."""
 ALONE = ""
 """Label of a stage that is worked once in a run."""
 
@@ -120,9 +121,9 @@ def _taught(config: FlowConfig, outputs: Outputs) -> FlowConfig:
     given = config.supernet if isinstance(config, RetargetConfig) else None
     if given is None and "compile" in outputs:
         given = outputs["compile"][ALONE].folder / SUPERNET
-    if given is None or not (given / TEACHER).is_file():
+    if given is None or not (given / TEACHER_FILE).is_file():
         return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"teacher": given / TEACHER})})
+    return config.model_copy(update={"data": config.data.model_copy(update={"teacher": given / TEACHER_FILE})})
 
 
 class Context:
