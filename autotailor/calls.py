@@ -4,14 +4,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
 
 from autotailor.live import live_data, live_function, live_network, weights_digest
-from autotailor.results import Tailored
-from flows.config import RetargetConfig, RunConfig
+from autotailor.results import Stage, Tailored
+from flows.config import RetargetConfig, RetargetStage, RunConfig, RunStage
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from flows.machine import prepare
@@ -19,14 +19,19 @@ from flows.machine.server import start_server
 from flows.pipeline.refusals import check_given, check_places
 from tailor_ir import Config, SuperNet
 from tasks.base.errors import UserError
+from tasks.base.own_code import LIVE_NAME, is_function_name
 from tasks.data import load
 from tasks.data.dataset import DATA_FILE, remember
+from tasks.data.problems import problem_named
+from tasks.evaluation.models.outputs import check_answer
 from tasks.training.compile import keep_teacher
 
 SUPERNETS_FOLDER = "supernets"
 """Folder of SuperNets that loops of users have trained, below the output folder."""
 ALONE = ("base.processes=1", "finetune.processes=1")
 """Training in one process: this one."""
+TRAINING = ("compile", "finetune")
+"""Stages that make a SuperNet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +50,138 @@ class Agent:
         return self.url.split("://")[-1].split(":")[0].split("/")[0]
 
 
+Devices = Sequence[str | Agent] | Mapping[str, Agent]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The request of a run, which `tailor` works whole, and `compile`, `finetune`, … as far as their stage.
+
+    model: a module with its weights, the path of an .onnx file, a name of timm, a function FILE.py:function or module:function
+    that gives a module with its weights, or a SuperNet that your own loop has trained. data: `Data`, a Dataset, a DataLoader,
+    arrays, (train, validation, test) of these, a function that gives one of them by its name, or a path of samples without
+    labels. loss: loss(outputs, targets), the mean of a batch. score: score(outputs, targets), a number in [0, 1] for each
+    sample, higher is better; both as functions or by name. Without both, the answers of the network are the targets. devices:
+    runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the front. options: further options as on
+    the command line, such as "finetune.epochs=5".
+    """
+
+    model: nn.Module | SuperNet | str | Path
+    data: Any
+    loss: Callable[..., Any] | str | None = None
+    score: Callable[..., Any] | str | None = None
+    devices: Devices = ("onnxruntime",)
+    budgets_ms: Sequence[float] | None = None
+    output_dir: str | Path = "outputs"
+    options: Sequence[str] = ()
+
+    def config(self) -> RunConfig | RetargetConfig:
+        """As on the command line, with live objects under names; a SuperNet is saved in the output folder."""
+        mine = [
+            *_of_data(self.data),
+            *_of_problem(self.loss, self.score),
+            *self.options,
+            f"output_dir={self.output_dir}",
+        ]
+        if isinstance(self.model, SuperNet):
+            config = self._retargeted(self.model, mine)
+        else:
+            mine = [*_of_model(self.model), *mine]
+            places = [option.partition("=")[0] for option in mine if f"='{LIVE_NAME}:" in option]
+            live = [place.removesuffix(".name").rpartition(".")[2] for place in places]
+            config = validate(RunConfig, self._composed("config", [*(ALONE if live else ()), *mine]))
+            if live:
+                _check_alone(config, live)
+            if isinstance(self.model, nn.Module):
+                config = _with_names(config, self.model)
+        return config if self.budgets_ms is None else config.with_budgets([float(one) for one in self.budgets_ms])
+
+    def _composed(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
+        local = [] if isinstance(self.devices, Mapping) else [one for one in self.devices if isinstance(one, str)]
+        plain = compose_config(name, [f"device=[{','.join(local)}]", *overrides])
+        return {**plain, "device": {**plain["device"], **_agents(self.devices)}}
+
+    def _retargeted(self, net: SuperNet, mine: Sequence[str]) -> RetargetConfig:
+        folder = Path(self.output_dir) / SUPERNETS_FOLDER / weights_digest(net.elastic)
+        config = validate(RetargetConfig, self._composed("retarget", [f"supernet='{folder}'", *mine]))
+        if not (folder / DATA_FILE).exists():
+            net.save(folder)
+            train = load(config.data, "train")
+            keep_teacher(net, train, folder)
+            remember(train, folder)
+        return config
+
+
 def tailor(
     model: nn.Module | str | Path,
     data: Any,
     *,
-    loss: Callable[..., Any] | None = None,
-    score: Callable[..., Any] | None = None,
-    devices: Sequence[str | Agent] | Mapping[str, Agent] = ("onnxruntime",),
+    loss: Callable[..., Any] | str | None = None,
+    score: Callable[..., Any] | str | None = None,
+    devices: Devices = ("onnxruntime",),
     budgets_ms: Sequence[float] | None = None,
     output_dir: str | Path = "outputs",
     options: Sequence[str] = (),
 ) -> Tailored:
-    """The best SubNets of a network for each device and each latency budget.
+    """The best SubNets of a network for each device and each latency budget. The arguments are those of `Job`.
 
-    model: a module with its weights, the path of an .onnx file, or a name of timm. data: `Data`, a Dataset, a DataLoader,
-    arrays, (train, validation, test) of these, or a path of samples without labels. loss: loss(outputs, targets), the mean of a
-    batch. score: score(outputs, targets), a number in [0, 1] for each sample, higher is better. Without both, the answers of
-    the network are the targets. devices: runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the
-    front. options: further options as on the command line, such as "finetune.epochs=5". A call that was killed goes on when
-    it is repeated. UserError: one line about bad input.
+    A call that was killed goes on when it is repeated. UserError: one line about bad input.
     """
-    config = config_of(model, data, loss, score, devices=devices, options=[*options, f"output_dir={output_dir}"])
-    if budgets_ms is not None:
-        config = config.with_budgets([float(one) for one in budgets_ms])
-    return _called(config)
+    return _tailored(
+        Job(
+            model=model, data=data, loss=loss, score=score, devices=devices, budgets_ms=budgets_ms,
+            output_dir=output_dir, options=options,
+        ),
+        "report",
+    )  # fmt: skip
+
+
+def resume(
+    net: SuperNet,
+    data: Any,
+    *,
+    loss: Callable[..., Any] | str | None = None,
+    score: Callable[..., Any] | str | None = None,
+    devices: Devices = ("onnxruntime",),
+    budgets_ms: Sequence[float] | None = None,
+    output_dir: str | Path = "outputs",
+    options: Sequence[str] = (),
+) -> Tailored:
+    """The rest of `tailor` for a SuperNet that your own loop has trained: operators, tables, search, files. See `Job`."""
+    return _tailored(
+        Job(
+            model=net, data=data, loss=loss, score=score, devices=devices, budgets_ms=budgets_ms,
+            output_dir=output_dir, options=options,
+        ),
+        "report",
+    )  # fmt: skip
+
+
+def compile(job: Job) -> Stage:
+    """The SuperNet before its training, as `autotailor compile` makes it: `compile(job).supernet`."""
+    (found,) = _stages(job, "compile").values()
+    return found
+
+
+def finetune(job: Job) -> Stage:
+    """The trained SuperNet, as `autotailor finetune` makes it: `finetune(job).supernet`."""
+    (found,) = _stages(job, "finetune").values()
+    return found
+
+
+def profile_operators(job: Job) -> dict[str, Stage]:
+    """The look-up table of each device, as `autotailor profile` makes it: `profile_operators(job)["ncnn"].table`."""
+    return _stages(job, "profile")
+
+
+def search(job: Job) -> dict[str, Stage]:
+    """The front of each device as predicted, as `autotailor search` makes it: `search(job)["ncnn"].table`."""
+    return _stages(job, "search")
+
+
+def export(job: Job) -> Tailored:
+    """The checked and measured files, as `autotailor export` makes them: all of `tailor` except the report."""
+    return _tailored(job, "export")
 
 
 def sandwich(net: SuperNet, rng: np.random.Generator, random_subnets: int = 2) -> Iterator[Config]:
@@ -82,35 +195,23 @@ def sandwich(net: SuperNet, rng: np.random.Generator, random_subnets: int = 2) -
         yield net.space.sample(rng)
 
 
-def resume(
-    net: SuperNet,
-    data: Any,
-    *,
-    loss: Callable[..., Any] | None = None,
-    score: Callable[..., Any] | None = None,
-    devices: Sequence[str | Agent] | Mapping[str, Agent] = ("onnxruntime",),
-    budgets_ms: Sequence[float] | None = None,
-    output_dir: str | Path = "outputs",
-    options: Sequence[str] = (),
-) -> Tailored:
-    """The rest of `tailor` for a SuperNet that your own loop has trained: operators, tables, search, files. See `tailor`."""
-    folder = Path(output_dir) / SUPERNETS_FOLDER / weights_digest(net.elastic)
-    mine = [*_of_data(data), *_of_problem(loss, score), *options, f"output_dir={output_dir}"]
-    plain = compose_config("retarget", [f"supernet='{folder}'", *_devices(devices), *mine])
-    plain["device"] = {**plain["device"], **_agents(devices)}
-    config = validate(RetargetConfig, plain)
-    if not (folder / DATA_FILE).exists():
-        net.save(folder)
-        train = load(config.data, "train")
-        keep_teacher(net, train, folder)
-        remember(train, folder)
-    if budgets_ms is not None:
-        config = config.with_budgets([float(one) for one in budgets_ms])
-    return _called(config)
+def _stages(job: Job, until: RunStage) -> dict[str, Stage]:
+    """The stages with which a command ends, by device; "": of no device."""
+    if isinstance(job.model, SuperNet) and until in TRAINING:
+        raise UserError(until, "the job has a SuperNet already", allowed="profile_operators, search, export")
+    config = job.config()
+    score = problem_named(config.data.problem, config.data.metric).score
+    ended = [Stage.of(summary, score) for summary in _worked(config, until)["stages"]]
+    return {one.device: one for one in ended}
 
 
-def _called(config: RunConfig | RetargetConfig) -> Tailored:
-    """Work the whole pipeline of a config."""
+def _tailored(job: Job, until: RunStage) -> Tailored:
+    config = job.config()
+    return Tailored(config, _worked(config, until))
+
+
+def _worked(config: RunConfig | RetargetConfig, until: RunStage) -> dict[str, Any]:
+    """Work a config up to the end of a command."""
     check_given(config)
     check_places(config)
     prepare(quiet=True)
@@ -121,33 +222,12 @@ def _called(config: RunConfig | RetargetConfig) -> Tailored:
     )
 
     wait_until_ready()
-    return Tailored(config, pipeline(config) if isinstance(config, RunConfig) else retarget(config))
+    return pipeline(config, until) if isinstance(config, RunConfig) else retarget(config, cast(RetargetStage, until))
 
 
-def _devices(devices: Sequence[str | Agent] | Mapping[str, Agent]) -> list[str]:
-    local = [] if isinstance(devices, Mapping) else [one for one in devices if isinstance(one, str)]
-    return [f"device=[{','.join(local)}]"]
-
-
-def _agents(devices: Sequence[str | Agent] | Mapping[str, Agent]) -> dict[str, Any]:
+def _agents(devices: Devices) -> dict[str, Any]:
     named = devices if isinstance(devices, Mapping) else {one.name: one for one in devices if isinstance(one, Agent)}
     return {name: _profile(one) for name, one in named.items()}
-
-
-def config_of(
-    model: nn.Module | str | Path,
-    data: Any,
-    loss: Callable[..., Any] | None,
-    score: Callable[..., Any] | None,
-    *,
-    devices: Sequence[str | Agent] | Mapping[str, Agent],
-    options: Sequence[str],
-) -> RunConfig:
-    """The config of a run on live objects: that of the command line with these sections replaced."""
-    mine = [*_devices(devices), *ALONE]
-    plain = compose_config("config", [*mine, *_of_model(model), *_of_data(data), *_of_problem(loss, score), *options])
-    plain["device"] = {**plain["device"], **_agents(devices)}
-    return validate(RunConfig, plain)
 
 
 def _profile(agent: Agent) -> dict[str, Any]:
@@ -155,24 +235,55 @@ def _profile(agent: Agent) -> dict[str, Any]:
     return {"backend": agent.backend, "threads": agent.threads, "agent": agent.url, **files}
 
 
+def _with_names(config: RunConfig, model: nn.Module) -> RunConfig:
+    """The config with the names of outputs, found by one run, if loss and score get a dictionary from the network."""
+    problem = config.data.own_problem
+    if problem is None or not problem.functions or problem.outputs is not None:
+        return config
+    train = load(config.data, "train")
+    where = f"model '{type(model).__name__}'"
+    answer = check_answer(where, model, train.classes, train.form, own_code=None, problem=train.problem)
+    if not isinstance(answer, dict):
+        return config
+    problem = problem.model_copy(update={"outputs": dict.fromkeys(answer)})
+    return config.model_copy(update={"data": config.data.model_copy(update={"own_problem": problem})})
+
+
+def _check_alone(config: RunConfig, live: Sequence[str]) -> None:
+    """UserError if other processes shall train objects of this one."""
+    for name, training in (("base", config.base), ("finetune", config.finetune)):
+        for option in ("processes", "nodes"):
+            if (count := getattr(training, option)) > 1:
+                where, got = f"{name}.{option}", f"{count} with objects of this process ({', '.join(live)})"
+                names = "functions by name, which other processes can import: FILE.py:function or module:function"
+                raise UserError(where, got, allowed=f"1, or {names}")
+
+
+def _is_function(name: Any) -> bool:
+    """Whether it is the name of a function; names of networks at a hub have a colon, too."""
+    return isinstance(name, str) and is_function_name(name) and name.rpartition(":")[2].isidentifier()
+
+
 def _of_model(model: nn.Module | str | Path) -> list[str]:
-    if isinstance(model, nn.Module):
-        return ["model=callable", f"model.name='{live_network(model)}'", "model.trained=true"]
+    if isinstance(model, nn.Module) or _is_function(model):
+        name = live_network(model) if isinstance(model, nn.Module) else model
+        return ["model=callable", f"model.name='{name}'", "model.trained=true"]
     if Path(model).suffix == ".onnx":
         return ["model=onnx", f"model.path='{os.fspath(model)}'"]
     return ["model=timm", f"model.name='{model}'"]
 
 
 def _of_data(data: Any) -> list[str]:
-    if isinstance(data, str | Path):
+    if isinstance(data, str | Path) and not _is_function(data):
         return ["data=unlabelled", f"data.path='{os.fspath(data)}'"]
-    return ["data=own", f"data.name='{live_data(data)}'"]
+    return ["data=own", f"data.name='{data if isinstance(data, str) else live_data(data)}'"]
 
 
-def _of_problem(loss: Callable[..., Any] | None, score: Callable[..., Any] | None) -> list[str]:
+def _of_problem(loss: Callable[..., Any] | str | None, score: Callable[..., Any] | str | None) -> list[str]:
     if (loss is None) != (score is None):
         got = "a score without a loss" if loss is None else "a loss without a score"
         raise UserError("tailor", got, allowed="both, or neither: then the network's own answers are the targets")
     if loss is None or score is None:
         return ["problem=fidelity"]
-    return ["problem=own", f"problem.loss='{live_function(loss)}'", f"problem.score='{live_function(score)}'"]
+    names = [one if isinstance(one, str) else live_function(one) for one in (loss, score)]
+    return ["problem=own", *(f"problem.{role}='{name}'" for role, name in zip(("loss", "score"), names, strict=True))]

@@ -11,7 +11,10 @@ from flows.storage.sharing import LIST_FILE
 from tasks.base.artifacts import read_json
 from tasks.base.errors import UserError
 from tasks.base.schemas.exports import Card, ExportIndex, IndexedWinner
+from tasks.base.schemas.placed import LUT_FOLDER
+from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
 from tasks.data.problems import problem_named
+from tasks.measuring.lut.table import read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +24,47 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "index.json"
 BUNDLE = "bundle"
+SUPERNET = "supernet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A finished stage. folder: its artifacts. result: its numbers, as `--json` of the command line has them. cached: it was
+    found complete. device: empty for a stage of all devices. score: the name of the score in tables.
+    """
+
+    name: str
+    device: str
+    folder: Path
+    result: Mapping[str, Any]
+    seconds: float
+    cached: bool
+    score: str
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any], score: str) -> "Stage":
+        """From the result of a command."""
+        name, _, device = summary["stage"].partition("/")
+        kept = {field: summary[field] for field in ("result", "seconds", "cached")}
+        return cls(name=name, device=device, folder=Path(summary["folder"]), score=score, **kept)
+
+    @property
+    def supernet(self) -> "SuperNet":
+        """The SuperNet of `compile` or `finetune`."""
+        import tailor_ir
+
+        return tailor_ir.load(self.folder / SUPERNET)
+
+    @property
+    def table(self) -> Any:
+        """Times of operators (`profile_operators`), or winners as predicted (`search`), as `Tailored.front` gives its rows."""
+        if self.name == "profile":
+            return _table(read(self.folder / LUT_FOLDER)[1])
+        return _table([self._winner(one) for one in Front.read(self.folder / FRONT_FILE).winners])
+
+    def _winner(self, one: Winner) -> dict[str, Any]:
+        row = {"budget_ms": one.budget_ms, "predicted_ms": one.predicted_ms, self.score: one.accuracy}
+        return {**row, "macs": one.macs, "parameters": one.parameters, "digest": one.digest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +96,18 @@ class Best:
 
 
 class Tailored:
-    """The result of `tailor`. report: the page with all tables and pictures. output_dir: the folder of all runs."""
+    """The result of `tailor`. report: the page with all tables and pictures; None after `export`. output_dir: the folder of
+    all runs.
+    """
 
     def __init__(self, config: RunConfig | RetargetConfig, result: Mapping[str, Any]) -> None:
         self._config, self._result = config, result
-        self.report = Path(result["report_html"])
+        self.report = Path(result["report_html"]) if "report_html" in result else None
         self.output_dir = config.folder
 
     def __repr__(self) -> str:
-        return f"Tailored({self._config.name} for {', '.join(self._config.device)}; report: {self.report})"
+        place = f"files: {self.output_dir}" if self.report is None else f"report: {self.report}"
+        return f"Tailored({self._config.name} for {', '.join(self._config.device)}; {place})"
 
     def _repr_html_(self) -> str:
         """The table of each device, for notebooks."""
@@ -73,17 +120,20 @@ class Tailored:
 
     @property
     def headline(self) -> list[str]:
-        """The most important numbers, a line each."""
-        return [f"{card['label']}: {card['value']}, {card['note']}" for card in self._result["headline"]]
+        """The most important numbers, a line each; none without a report."""
+        return [f"{card['label']}: {card['value']}, {card['note']}" for card in self._result.get("headline", ())]
 
     def rows(self, device: str) -> list[dict[str, Any]]:
-        """The front of a device: budget and measured latency [ms], the score on the test samples, cost, and the file."""
-        found = []
+        """The front of a device: budget and measured latency [ms], speed-up over the largest SubNet, the score on the test
+        samples, cost, and the file.
+        """
+        found, largest_ms = [], self._largest_ms(device)
         for winner in self._winners(device):
             card = Card.read(self._folder(device) / _card_of(winner))
             row = {
                 "budget_ms": winner.budget_ms,
                 "measured_ms": winner.measured_ms,
+                "speed_up": largest_ms / winner.measured_ms if largest_ms and winner.measured_ms else None,
                 self.score: winner.accuracy["test"],
             }
             found.append({**row, "macs": card.macs, "parameters": card.parameters, "file": winner.files[0]})
@@ -91,13 +141,7 @@ class Tailored:
 
     def front(self, device: str) -> Any:
         """The front of a device as a table of pandas; of pyarrow if pandas is not installed."""
-        try:
-            import pandas
-        except ImportError:
-            import pyarrow
-
-            return pyarrow.Table.from_pylist(self.rows(device))
-        return pandas.DataFrame(self.rows(device))
+        return _table(self.rows(device))
 
     @property
     def score(self) -> str:
@@ -138,7 +182,7 @@ class Tailored:
             return self._config.supernet
         stages: list[str] = read_json(Path(self._result["run"]) / LIST_FILE)
         trained = next(one for one in stages if one.startswith("finetune/"))
-        return self.output_dir / STAGES_FOLDER / trained / "supernet"
+        return self.output_dir / STAGES_FOLDER / trained / SUPERNET
 
     @property
     def elastic(self) -> "SuperNet":
@@ -161,6 +205,14 @@ class Tailored:
         axis.legend()
         return figure
 
+    def _largest_ms(self, device: str) -> float | None:
+        """The measured latency of the largest SubNet, from the report or from the result of the export."""
+        known = {one["name"]: one["base"]["measured_ms"] for one in self._result.get("devices", ())}
+        for one in self._result["stages"] if not known else ():
+            known[one["stage"].partition("/")[2]] = one["result"]["largest"]["latency"]["p50_ms"]
+        found: float | None = known.get(device)
+        return found
+
     def _folder(self, device: str) -> Path:
         if device not in self._config.device:
             raise UserError("device", f"'{device}'", allowed=", ".join(self._config.device))
@@ -168,6 +220,16 @@ class Tailored:
 
     def _winners(self, device: str) -> tuple[IndexedWinner, ...]:
         return ExportIndex.read(self._folder(device) / INDEX_FILE).winners
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        import pyarrow
+
+        return pyarrow.Table.from_pylist(rows)
+    return pandas.DataFrame(rows)
 
 
 def _card_of(winner: IndexedWinner) -> str:

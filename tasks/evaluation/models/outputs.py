@@ -32,8 +32,9 @@ def check_answer(
     *,
     own_code: str | None,
     problem: LearningProblem = CLASSIFICATION,
-) -> None:
-    """Run the module once, in eval mode. UserError if it fails, needs other inputs, or gives no output of the problem.
+) -> Any:
+    """Run the module once, in eval mode, and return its outputs. UserError if it fails, needs other inputs, or gives no output
+    of the problem.
 
     form: form of the samples that it takes. own_code: folder of the user's code, so that errors name its lines; None: not the
     user's code.
@@ -61,6 +62,7 @@ def check_answer(
     if not all(isinstance(tensor, torch.Tensor) for tensor in given):
         raise UserError(where, f"gives {type(answer).__name__}", allowed=problem.output_text(classes))
     check_shapes(where, [tuple(tensor.shape) for tensor in given], classes, problem, form.side)
+    return answer
 
 
 def check_shapes(

@@ -75,12 +75,9 @@ def launch(job: Job, name: str, progress: Progress) -> Job:
         return job
     if not job.checkpoint.exists():
         progress.say(f"{name}: {job.plan}")
-    if job.is_live and (job.settings.processes, job.settings.nodes) != (1, 1):
-        raise UserError(
-            name,
-            f"{job.settings.processes} processes for objects that this process alone has",
-            allowed="processes=1, or functions that other processes can import: module:function or FILE.py:function",
-        )
+    assert not job.is_live or (job.settings.processes, job.settings.nodes) == (1, 1), (
+        "checked where objects got their names"
+    )
     fewer = fitting_processes(job.settings, gpus(job.settings.device))
     if fewer != job.settings.processes:
         progress.say(

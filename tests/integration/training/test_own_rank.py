@@ -94,13 +94,6 @@ def test_two_outputs_by_name_are_trained_by_own_functions(data: DataSettings, su
     assert float(result["largest_test_accuracy"]) > 0.5
 
 
-def test_several_processes_are_refused_in_one_line(data: DataSettings, supernet: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with pytest.raises(UserError, match=r"2 processes for objects.*processes=1"):
-        finetune.run(settings(processes=2, micro_batch=8), data, supernet, out, Silent())
-
-
 def test_an_error_of_a_loss_is_one_line_and_the_next_call_trains(
     data: DataSettings, supernet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         features = self.features(x)
-        return {"mean": self.mean(features), "peak": self.peak(features)}
+        return {"peak": self.peak(features), "mean": self.mean(features)}
 
 torch.manual_seed(0)
 x = torch.rand(300, 1, 12, 20)
@@ -47,11 +47,19 @@ def score(outputs, targets):
 with_labels = sys.argv[1] == "labels"
 data = autotailor.Data({"x": x, **targets}, inputs=["x"], preparation="as they come")
 asked = {"loss": loss, "score": score} if with_labels else {}
-options = ["finetune.epochs=4", *(["problem.outputs={mean:null,peak:null}"] if with_labels else [])]
+options = ["finetune.epochs=4"]
+job = autotailor.Job(model=Net().eval(), data=data, output_dir=sys.argv[1], options=options, **asked)
+stages = [autotailor.compile(job), autotailor.finetune(job)]
+stages += [stage for per_device in (autotailor.profile_operators, autotailor.search) for stage in per_device(job).values()]
+exported = autotailor.export(job)
 found = autotailor.tailor(Net().eval(), data, devices=["onnxruntime"], output_dir=sys.argv[1], options=options, **asked)
 best = found.best("onnxruntime", 1000)
 print(json.dumps({"rows": found.rows("onnxruntime"), "score": found.score, "path": str(best.path),
                   "shape": best.card.preparation.shape,
+                  "stages": [[one.name, one.device, str(one.folder)] for one in stages],
+                  "macs": [one.supernet.macs(one.supernet.max_config) for one in stages[:2]],
+                  "operators": stages[2].table.p50_ms.notna().sum().item(), "front": stages[3].table.to_dict("list"),
+                  "exported": exported.rows("onnxruntime"), "no_report": [exported.report, exported.headline],
                   "headline": found.headline, "table": found._repr_html_()}))
 found.plot().savefig("front.png")
 try:
@@ -91,6 +99,20 @@ def test_a_killed_call_goes_on_and_gives_files_that_answer(case: str, tmp_path: 
     process.communicate()
     found, line, err = ended(started(tmp_path, case))
     assert "compile: found complete" in err
+    assert [(name, device) for name, device, _ in found["stages"]] == [
+        ("compile", ""),
+        ("finetune", ""),
+        ("profile", "onnxruntime"),
+        ("search", "onnxruntime"),
+    ]
+    assert all((tmp_path / folder / "result.json").is_file() for *_, folder in found["stages"])
+    assert found["macs"][0] == found["macs"][1] > 0
+    assert found["operators"] > 10
+    front = found["front"]
+    assert all(ms <= budget for ms, budget in zip(front["predicted_ms"], front["budget_ms"], strict=True))
+    assert found["score"] in front
+    assert found["exported"] == found["rows"]
+    assert found["no_report"] == [None, []]
     assert found["score"] == ("score" if case == "labels" else "fidelity")
     assert all(row["measured_ms"] <= row["budget_ms"] for row in found["rows"])
     assert found["shape"] == [1, 12, 20]
