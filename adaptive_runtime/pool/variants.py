@@ -36,6 +36,7 @@ from adaptive_runtime.bundle.chains import (
 from adaptive_runtime.exits import Decider
 from adaptive_runtime.pool.prepared import VariantError, failure
 from adaptive_runtime.samples.inputs import GivenPreparation, NumbersPreparation, TextPreparation, of_length, packed
+from adaptive_runtime.samples.pictures import weights
 
 AnyArray = NDArray[Any]
 BILINEAR = "bilinear, antialiased"
@@ -49,7 +50,7 @@ def scaling(
         return None
     if interpolation != BILINEAR:
         raise AdaptiveError("preparation", f"size_interpolation '{interpolation}'", allowed=BILINEAR)
-    rows_OI, columns_OI = (_weights(*sizes) for sizes in zip(before, after, strict=True))
+    rows_OI, columns_OI = (weights(*sizes) for sizes in zip(before, after, strict=True))
     columns_IO = np.ascontiguousarray(columns_OI.T)
 
     def scaled(x_NCHW: AnyArray) -> AnyArray:
@@ -87,16 +88,6 @@ def _scaling_of_input(one: InputPreparation) -> Callable[[AnyArray], AnyArray] |
 
 def _scaled_inputs(scales: Mapping[str, Callable[[AnyArray], AnyArray] | None], x_N: AnyArray) -> AnyArray:
     return packed({name: x_N[name] if scale is None else scale(x_N[name]) for name, scale in scales.items()})
-
-
-def _weights(before: int, after: int) -> AnyArray:
-    """The share of each input pixel in each output pixel (O, I): a triangle as wide as two pixels of the coarser grid."""
-    scale = before / after
-    width = max(scale, 1.0)
-    centres_O1 = (np.arange(after)[:, None] + 0.5) * scale
-    distance_OI = np.abs(np.arange(before) + 0.5 - centres_O1) / width
-    found_OI = np.maximum(0.0, 1.0 - distance_OI)
-    return (found_OI / found_OI.sum(1, keepdims=True)).astype(np.float32)
 
 
 class PoolPart:

@@ -25,6 +25,7 @@ from pydantic import ConfigDict, Field, model_validator
 from adaptive_runtime.base.arrays import Array, Integers
 from adaptive_runtime.base.errors import AdaptiveError
 from adaptive_runtime.base.files import FileMessage
+from adaptive_runtime.samples.pictures import PictureSteps
 from profiling_agents.messages import Message
 
 Size = Annotated[int, Field(ge=1)]
@@ -56,10 +57,11 @@ class NumbersPreparation(Message):
 
 
 class GivenPreparation(Message):
-    """Samples that a network takes as their owner gives them, and the owner's own words on how an application makes them.
+    """Samples that a network takes as their owner gives them, and how an application makes them: `pictures`, or words.
 
     shape: of one sample. size: its shape as the SubNet takes it: images (channels, height, width) are scaled by
-    `size_interpolation`, of numbers (T,) in int64 it takes the first ones. layout: the owner's.
+    `size_interpolation`, of numbers (T,) in int64 it takes the first ones. layout: the owner's. pictures: the steps from a
+    picture to a sample; None: others, which `described` has in the owner's words.
     """
 
     layout: Literal["given"] = "given"
@@ -70,6 +72,7 @@ class GivenPreparation(Message):
     """Exclusive upper bound of int64 numbers that are looked up."""
     size_interpolation: str = "bilinear, antialiased"
     described: str = ""
+    pictures: PictureSteps | None = None
 
     @property
     def line(self) -> str:

@@ -105,6 +105,18 @@ Content = tuple[str, Callable[[], Image.Image]]
 """The name of an image in messages, such as a file in quotes with its row, and a function that opens it."""
 
 
+def decoded(content: Content, mode: str) -> Image.Image:
+    """The image in a mode of Pillow: "RGB" or "L". UserError: it cannot be decoded."""
+    described, open_image = content
+    try:
+        with open_image() as opened:
+            return opened.convert(mode)
+    except UNDECODED as error:
+        raise UserError(
+            f"image {described}", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
+        ) from error
+
+
 class Decoder:
     """Images of any size (PNG, JPEG, …) -> x_BCHW float32 in [0, 1] at the base resolution."""
 
@@ -113,14 +125,12 @@ class Decoder:
         settings: DataSettings,
         plain_box: Callable[[int, int], PixelBox] = central_box,
         drawn_box: Callable[[int, int, np.ndarray], PixelBox] = random_box,
-        size: tuple[int, int] | None = None,
     ) -> None:
         """Set how to choose the scaled part of an image (height, width). plain_box: without augmentation; drawn_box: from
-        draws. size: (height, width) of the result; None: that of the settings.
+        draws.
         """
         self._plain_box, self._drawn_box = plain_box, drawn_box
-        height, width = size or (settings.resolution, settings.resolution)
-        self._size = (width, height)  # Pillow's order
+        self._size = (settings.resolution, settings.resolution)
         self._mode = "L" if settings.channels == 1 else "RGB"
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
 
@@ -135,14 +145,7 @@ class Decoder:
         return self.batch([(f"'{file}'", partial(Image.open, file)) for file in files], draws)
 
     def _one(self, content: Content, draws_D: np.ndarray | None) -> np.ndarray:
-        described, open_image = content
-        try:
-            with open_image() as opened:
-                image = opened.convert(self._mode)
-        except UNDECODED as error:
-            raise UserError(
-                f"image {described}", f"cannot be decoded ({type(error).__name__})", next_step="remove or replace it"
-            ) from error
+        image = decoded(content, self._mode)
         top, left, height, width = (
             self._plain_box(image.height, image.width)
             if draws_D is None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from adaptive_runtime.samples.inputs import GivenPreparation
 from tasks.base.errors import UserError
@@ -22,6 +22,7 @@ from tasks.base.own_code import UserFunction
 from tasks.data.batches import Inputs, Nested, concatenated
 from tasks.data.settings import DataSettings
 from tasks.data.source import UNSCALED, Scaling, Source, consecutive
+from tasks.data.transforms import in_words, of_config, random_parts, steps_of
 
 MOST_READ = 2000
 """Largest number of samples in which the largest number that is looked up is searched, if they are not in memory."""
@@ -35,7 +36,8 @@ class Data:
     or arrays with the samples along the first axis: x, (x, y), or a dictionary by name. validation, test: likewise; None: a
     share of the training samples. inputs: the keys of inputs in samples that are dictionaries, in the order of the network's
     arguments; everything else is a target. For samples with several inputs without names: their names. classes: names of
-    classes, if targets are classes. preparation: how an application makes a sample, for the files' cards.
+    classes, if targets are classes. preparation: how an application makes a sample, for cards and bundles: words, a transform
+    of torchvision or timm, or a configuration of `timm.data.resolve_data_config`; None: the attribute `transform` of a Dataset.
     """
 
     train: Any
@@ -43,7 +45,7 @@ class Data:
     test: Any = None
     inputs: Sequence[str] | None = None
     classes: Sequence[str] = ()
-    preparation: str = ""
+    preparation: Any = None
 
 
 def data_of(given: Any, where: str) -> Data:
@@ -96,6 +98,14 @@ class Samples:
     def _set_arrays(self, arrays: list[torch.Tensor]) -> None:
         self._arrays = arrays
         self.labels = _classes(arrays[-1]) if len(arrays) > 1 else None
+
+    @property
+    def transform(self) -> Any:
+        """The attribute `transform` of the Dataset, or of the one that its Subset is of; None: it has none."""
+        given = self._given
+        while isinstance(given, Subset):
+            given = given.dataset
+        return getattr(given, "transform", None)
 
     @property
     def in_memory(self) -> bool:
@@ -163,6 +173,7 @@ class OwnSamples(Source):
         self._example = self._batch(np.zeros(1, np.int64))
         self.has_targets = self._example.targets is not None
         self.scaling = self._scaling()
+        self.notes = self._of_random_shares()
         problem = settings.own_problem
         self.loss = None if problem is None else _function("loss", problem.loss)
         self.score = None if problem is None else _function("score", problem.score)
@@ -198,13 +209,39 @@ class OwnSamples(Source):
     def _prepared(self, name: str, one: torch.Tensor) -> GivenPreparation:
         shape = tuple(one.shape[1:])
         words = None if one.is_floating_point() else self._largest(name) + 1
+        transform = self._transform if words is None and len(self._example.inputs) == 1 else None
+        steps = None if transform is None else steps_of(transform, shape)
+        own = self._data.preparation if isinstance(self._data.preparation, str) else ""
         return GivenPreparation(
             shape=shape,
             size=shape,
             dtype="float32" if words is None else "int64",
             words=words,
-            described=self._data.preparation,
+            described=own if transform is None or steps is not None else in_words(transform),
+            pictures=steps,
         )
+
+    @property
+    def _transform(self) -> Any:
+        """The transform that an application applies, too: the given one, or that of a split without random parts."""
+        given = self._data.preparation
+        if isinstance(given, str):
+            return None
+        if given is not None:
+            return of_config(given) if isinstance(given, Mapping) else given
+        found = (self._parts[name].transform for name in ("test", "validation", "train") if name in self._parts)
+        return next((one for one in found if one is not None and not random_parts(one)), None)
+
+    def _of_random_shares(self) -> tuple[str, ...]:
+        """A line if samples for validation or tests are shares of samples that are drawn at random."""
+        shares = [name for name in ("validation", "test") if name not in self._parts]
+        transform = self._parts["train"].transform
+        drawn = [] if transform is None else random_parts(transform)
+        if not (shares and drawn):
+            return ()
+        got = f"{' and '.join(shares)} samples are shares of the training samples, whose transform draws at random"
+        remedy = "for steady scores give these without: autotailor.Data(train, validation, test)"
+        return (f"data: {got} ({', '.join(drawn)}); {remedy}",)
 
     def _largest(self, name: str) -> int:
         """The largest number of an input that is looked up."""

@@ -131,7 +131,7 @@ SEVERAL = ("image_and_motion", "table")
 """Kinds whose samples have, or may have, several inputs."""
 OPTIONS_OF_KINDS = {
     "name": ("torchvision", "own"),
-    "options": ("own",),
+    "options": ("own", "unlabelled"),
     "names": ("own", "unlabelled"),
     "shape": ("unlabelled",),
 }
@@ -232,14 +232,16 @@ class DataSettings(BaseModel):
     `module:function` or `FILE.py:function` (kind own).
     """
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function (kind own)."""
+    """Keyword arguments of the function (kind own). Steps of pictures that are not RGB in [0, 1], scaled as a whole: colours,
+    fit, scaled, interpolation, fill, largest, fields of `PictureSteps` (kind unlabelled).
+    """
     names: tuple[str, ...] | None = None
     """Names of the inputs, in the order of the network's arguments: keys of samples that are dictionaries (kind own), or arrays
     in the file (kind unlabelled).
     """
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    """Channels, height and width to which pictures are scaled (kind unlabelled); null: those of the .onnx file's input, or
-    `channels` and `resolution`.
+    """Channels, height and width of pictures, or height, width and channels (kind unlabelled); null: those of the .onnx file's
+    input, or `channels` and `resolution`.
     """
     own_problem: OwnProblem | None = None
     """The problem, if it does not follow from the kind (options of `problem`)."""

@@ -6,23 +6,30 @@ Legend: B batch, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from pydantic import ValidationError
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from adaptive_runtime.samples.inputs import GivenPreparation
+from adaptive_runtime.samples.pictures import PictureSteps
 from tasks.base.errors import UserError, shortened
 from tasks.data.batches import Inputs
-from tasks.data.images import Decoder, whole_box
+from tasks.data.images import decoded
 from tasks.data.own import Data, OwnSamples
-from tasks.data.settings import DataSettings
+from tasks.data.settings import IMAGENET_MEAN, DataSettings
 from tasks.data.source import UNSCALED, Source, check_files, require_folder
 
 ARRAYS = (".npz", ".npy", ".safetensors", ".parquet")
 """Files of arrays whose first axis is that of the samples."""
+PICTURE_OPTIONS = ("colours", "fit", "scaled", "interpolation", "fill", "largest")
+"""Fields of `PictureSteps` in `data.options`; the others follow from the settings."""
 FEWEST_SAMPLES = 24
 """With fewer samples no split has enough of them."""
 
@@ -89,7 +96,7 @@ class Arrays(OwnSamples):
 
 
 class Pictures(Source):
-    """Pictures of any size, scaled as a whole to the network's height and width, on the scale of the settings."""
+    """Pictures of any size as samples: by the steps in `data.options`, on the scale of the settings."""
 
     has_classes = False
 
@@ -97,22 +104,50 @@ class Pictures(Source):
         self._files = files
         self.labels = np.zeros(len(files), np.int64)
         self.class_names = ()
-        shape = settings.shape or (settings.channels, settings.resolution, settings.resolution)
-        if len(shape) != 3 or shape[0] not in (1, 3):
-            raise UserError("data.shape", f"{list(shape)}", allowed="[1,HEIGHT,WIDTH] or [3,HEIGHT,WIDTH], of pictures")
-        channels, height, width = shape
-        own = settings.model_copy(update={"channels": channels})
-        self._decoder = Decoder(own, whole_box, lambda height, width, draws: whole_box(height, width), (height, width))
-        mean, deviation = (settings.per_channel(values, channels) for values in (settings.mean, settings.deviation))
-        self._mean, self._deviation = (torch.tensor(values).reshape(channels, 1, 1) for values in (mean, deviation))
-        colours = "grey" if channels == 1 else "RGB"
-        described = (
-            f"{colours} in [0, 1], the whole picture scaled to {height} x {width} pixels (bilinear, antialiased), less mean "
-            f"{list(mean)}, over deviation {list(deviation)}, by channel; samples, channels, height, width"
-        )
-        self.scaling = UNSCALED._replace(given=GivenPreparation(shape=shape, size=shape, described=described))
+        self._steps = steps_of(settings)
+        self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
+        shape = self._steps.shape
+        self.scaling = UNSCALED._replace(given=GivenPreparation(shape=shape, size=shape, pictures=self._steps))
 
     def images(self, indices: np.ndarray, draws: np.ndarray | None) -> Inputs:
-        """Pictures (B, C, H, W) on the scale of the settings; with draws, every other one is flipped."""
-        found: Any = self._decoder.files([self._files[index] for index in indices], draws)
-        return (found - self._mean) / self._deviation
+        """Samples (B, C, H, W) or (B, H, W, C) of pictures; with draws, every other picture is flipped."""
+        flips = [False] * len(indices) if draws is None else (draws[:, 4] < 0.5).tolist()
+        files = [self._files[index] for index in indices]
+        return torch.from_numpy(np.stack(list(self._pool.map(self._one, files, flips))))
+
+    def _one(self, file: Path, flip: bool) -> np.ndarray:
+        image = decoded((f"'{file}'", partial(Image.open, file)), "L" if self._steps.channels == 1 else "RGB")
+        if flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        height, width = self._steps.scaled_size(image.height, image.width)
+        pixels = np.asarray(image.resize((width, height), Image.Resampling[self._steps.interpolation.upper()]))
+        return self._steps.placed(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0))
+
+
+def steps_of(settings: DataSettings) -> PictureSteps:
+    """The steps from pictures to samples. UserError: options that are none, or a shape that pictures do not have."""
+    shape = settings.shape or (settings.channels, settings.resolution, settings.resolution)
+    is_last = len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3)
+    channels, *size = (shape[2], *shape[:2]) if is_last else shape
+    if len(size) != 2 or channels not in (1, 3):
+        allowed = "[1 or 3,HEIGHT,WIDTH] or [HEIGHT,WIDTH,1 or 3], of pictures"
+        raise UserError("data.shape", f"{list(shape)}", allowed=allowed)
+    mean, deviation = (settings.per_channel(values, channels) for values in (settings.mean, settings.deviation))
+    given: dict[str, Any] = {"colours": "RGB" if channels == 3 else "grey", "scaled": size, **settings.options}
+    if given.get("largest") == 255 and mean == settings.per_channel(IMAGENET_MEAN, channels):
+        next_step = "give data.mean and data.deviation for values up to 255"
+        raise UserError("data.options", f"largest=255 with data.mean={list(mean)}", next_step=next_step)
+    fixed: dict[str, Any] = {
+        "size": size,
+        "mean": mean,
+        "deviation": deviation,
+        "layout": "NHWC" if is_last else "NCHW",
+    }
+    if unknown := [name for name in given if name not in PICTURE_OPTIONS]:
+        raise UserError("data.options", f"'{unknown[0]}'", allowed=f"{', '.join(PICTURE_OPTIONS)}, of pictures")
+    try:
+        return PictureSteps(**given, **fixed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("data.options", *first["loc"])))
+        raise UserError(place, f"{first['input']!r}", allowed=first["msg"]) from error

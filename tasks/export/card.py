@@ -334,8 +334,15 @@ def _given(wanted: GivenPreparation) -> str:
     """The samples as their owner gives them."""
     scaled = "" if wanted.shape == wanted.size else f" The SubNet takes {_sizes(wanted.size)} of them"
     scaled += f", scaled by: {wanted.size_interpolation}." if scaled and len(wanted.shape) > 1 else "." * bool(scaled)
-    own = wanted.described or "the training data's own; no description of it was given"
-    return f"An application gives {wanted.dtype} {_sizes(wanted.shape)} for each sample.{scaled} Preparation: {own}."
+    given = f"An application gives {wanted.dtype} {_sizes(wanted.shape)} for each sample.{scaled}"
+    if wanted.pictures is None:
+        own = wanted.described or "the training data's own; no description of it was given"
+        return f"{given} Preparation: {own}."
+    steps = _numbered(wanted.pictures.lines)
+    return (
+        f"{given} `preparation.pictures.of(picture)` of the bundle's manifest, or `PictureSteps` of "
+        f"`adaptive_runtime.samples.pictures`, makes them from pictures (height, width, RGB in uint8):\n\n{steps}"
+    )
 
 
 def _images(wanted: ImagePreparation) -> str:
@@ -355,9 +362,12 @@ def _images(wanted: ImagePreparation) -> str:
             else []
         ),
     ]
-    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     what = "images" if wanted.spectrogram is None else "signals"
-    return f"An application prepares {what}; the files do not:\n\n{numbered}"
+    return f"An application prepares {what}; the files do not:\n\n{_numbered(steps)}"
+
+
+def _numbered(steps: Iterable[str]) -> str:
+    return "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -14,6 +14,8 @@ import onnx
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from adaptive_runtime.bundle.chains import SamplePreparation
+from adaptive_runtime.samples.inputs import GivenPreparation
 from profiling_agents.client import ModelJob
 from profiling_agents.messages import Capabilities, Measurement
 from tasks.base.schemas.exports import Brought, FileRun, FileTensor
@@ -140,12 +142,24 @@ def brought(run: FileRun, engine: ChosenEngine | None, subnet: TimedSubNet) -> t
     return tuple(rows)
 
 
-def examples(run: FileRun, model_format: str, *, on_device: bool) -> dict[str, str]:
-    """Programs by suffix, `.py` and `.cpp`; {} for a runtime without a template."""
+def examples(
+    run: FileRun, model_format: str, *, on_device: bool, prepared: SamplePreparation | None = None
+) -> dict[str, str]:
+    """Programs by suffix, `.py` and `.cpp`; {} for a runtime without a template. prepared: of samples; programs in Python take
+    pictures if it has steps for these.
+    """
+    described = {**_described(run, on_device), **_pictures(prepared)}
     return {
-        Path(name).suffix: _TEMPLATES.get_template(f"{name}.jinja").render(_described(run, on_device))
+        Path(name).suffix: _TEMPLATES.get_template(f"{name}.jinja").render(described)
         for name in TEMPLATES.get((run.runtime, model_format), ())
     }
+
+
+def _pictures(prepared: SamplePreparation | None) -> dict[str, Any]:
+    """The steps of a picture, and height and width of the SubNet's own input."""
+    if not isinstance(prepared, GivenPreparation) or (steps := prepared.pictures) is None:
+        return {"pictures": None}
+    return {"pictures": steps, "own_size": prepared.size[1:] if steps.layout == "NCHW" else prepared.size[:2]}
 
 
 def _described(run: FileRun, on_device: bool) -> dict[str, Any]:

@@ -327,7 +327,7 @@ class Exporter:
                     device, limits = self.builder.client.capabilities(), self.builder.settings.limits
                     made = in_planned_order(self.builder.net, card, made, inputs, device, limits)
                 file = self._file(name, card.digest, made, inputs, expected)
-                files[name] = self._with_run(file, name, card.digest, made, timed)
+                files[name] = self._with_run(file, name, card, made, timed)
             except (ConversionError, ModelTooLargeError, RunError) as error:
                 files[name] = ExportedFile(state="failed", reason=str(error))
         files |= ChainWriter(self.builder, images, self.out, self.policies).write(card, inputs)
@@ -408,7 +408,7 @@ class Exporter:
         return ExportedFile(state="ok", sha256=digests, bytes=sum(map(len, made.contents)), **checked)
 
     def _with_run(
-        self, file: ExportedFile, name: FileFormat, digest: str, made: Made, timed: TimedSubNet
+        self, file: ExportedFile, name: FileFormat, card: Card, made: Made, timed: TimedSubNet
     ) -> ExportedFile:
         """Record how a file runs and the gains of its settings, and write example programs."""
         if made.run is None or file.state != "ok":
@@ -418,8 +418,8 @@ class Exporter:
         of_order = {} if made.memory is None else made.memory.session_options
         settings = {**made.run.settings, **of_order}
         run = made.run.model_copy(update={"brought": gains, "settings": settings, **of_int8})
-        stem = f"{digest}{SUFFIXES[name][0].removesuffix('.param')}"
-        programs = examples(run, name.partition("_")[0], on_device=made.on_device)
+        stem = f"{card.digest}{SUFFIXES[name][0].removesuffix('.param')}"
+        programs = examples(run, name.partition("_")[0], on_device=made.on_device, prepared=card.preparation)
         contents = {f"{stem}{suffix}": content.encode() for suffix, content in programs.items()}
         for path, content in contents.items():
             write_bytes(self.out / path, content)

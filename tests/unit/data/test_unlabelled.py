@@ -1,6 +1,7 @@
 """Samples without labels: pictures of any size and arrays, and one line for whatever cannot be taken."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -40,7 +41,44 @@ def test_pictures_are_scaled_as_a_whole_to_any_height_and_width(photos: Path) ->
     assert splits["train"].form == SampleForm((3, 16, 48), given=True)
     described = splits["train"].scaling.given
     assert described is not None
-    assert "16 x 48 pixels" in described.described
+    assert described.pictures is not None
+    assert "scaled to 16 × 48 pixels, bilinear, antialiased" in described.pictures.lines
+
+
+WAYS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "letterbox": ((3, 20, 30), {"fit": "letterbox", "fill": 114}),
+    "crop": ((3, 12, 12), {"fit": "shorter side", "scaled": [14, 14], "interpolation": "bicubic"}),
+    "channels last": ((16, 16, 3), {"colours": "BGR", "largest": 255}),
+    "grey": ((1, 10, 10), {"fit": "shorter side"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_device_makes_the_samples_of_training(way: str, photos: Path) -> None:
+    shape, options = WAYS[way]
+    scale = {"mean": (104.0, 117.0, 123.0), "deviation": (1.0,)} if "largest" in options else {}
+    settings = DataSettings(kind="unlabelled", path=photos, shape=shape, options=options, **scale)
+    splits = load_splits(settings)
+    found = torch.cat([x for one in splits.values() for x, _ in one.batches(COUNT)]).numpy()
+    given = splits["train"].scaling.given
+    assert given is not None
+    assert given.pictures is not None
+    assert found.shape[1:] == given.shape == shape
+    for file in sorted(photos.rglob("*.png"))[:8]:
+        sample = given.pictures.of(np.asarray(Image.open(file)))
+        levels = np.abs(found - sample).reshape(len(found), -1).max(1) * min(given.pictures.deviation)
+        assert levels.min() * 255 / given.pictures.largest < 2.1, "two of 255 levels, since sides are rounded"
+
+
+def test_pictures_without_such_steps_are_one_line(photos: Path) -> None:
+    lines = {
+        r"data.options: 'blur'; allowed: colours, fit": {"blur": 3},
+        r"data.options.fit: 'cut'.*'stretch', 'shorter side' or 'letterbox'": {"fit": "cut"},
+        r"largest=255 with data.mean.*values up to 255": {"largest": 255},
+    }
+    for line, options in lines.items():
+        with pytest.raises(UserError, match=line):
+            load_splits(DataSettings(kind="unlabelled", path=photos, shape=(3, 8, 8), options=options))
 
 
 def test_a_grey_picture_has_the_pixels_of_the_file(tmp_path: Path) -> None:
@@ -100,5 +138,5 @@ def test_bad_files_are_one_line(tmp_path: Path, photos: Path) -> None:
     for path, line in lines.items():
         with pytest.raises(UserError, match=line):
             load_splits(DataSettings(kind="unlabelled", path=path))
-    with pytest.raises(UserError, match=r"data.shape.*\[1,HEIGHT,WIDTH\]"):
+    with pytest.raises(UserError, match=r"data.shape.*\[1 or 3,HEIGHT,WIDTH\] or"):
         load_splits(DataSettings(kind="unlabelled", path=photos, shape=(4, 8, 8)))
