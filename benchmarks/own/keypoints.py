@@ -51,11 +51,8 @@ def main() -> None:
     """Train, and tailor."""
     loader = DataLoader(samples(2400), batch_size=64, shuffle=True)
     model = fit(network(), loader, loss, epochs=12)
-    show(
-        autotailor.tailor(
-            model, loader, loss=loss, score=pck, devices=["onnxruntime", "ncnn"], output_dir="outputs/keypoints"
-        )
-    )
+    devices = ["onnxruntime", "ncnn"]
+    show(autotailor.tailor(model, loader, loss=loss, score=pck, devices=devices, output_dir="outputs/keypoints"))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from benchmarks.own.shown import show
 
 
 class Waves(nn.Module):
-    """The frequency and the phase of a wave, as a module with steps of its own."""
+    """The frequency of a wave, as a module with its own loss and score, as modules of Lightning have them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,6 +30,16 @@ class Waves(nn.Module):
         found: torch.Tensor = self.head(self.features(x_BCHW))
         return found
 
+    @staticmethod
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean squared error."""
+        return functional.mse_loss(outputs, targets)
+
+    @staticmethod
+    def score(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Whether the frequency is right to a twentieth of the range."""
+        return ((outputs - targets).abs() < 0.05).float().flatten()
+
 
 def samples(count: int) -> TensorDataset:
     """Noisy waves (1, 1, 128) with their relative frequency."""
@@ -42,16 +52,6 @@ def samples(count: int) -> TensorDataset:
     return TensorDataset(waves[:, None, None], frequency)
 
 
-def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean squared error."""
-    return functional.mse_loss(outputs, targets)
-
-
-def score(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Whether the frequency is right to a twentieth of the range."""
-    return ((outputs - targets).abs() < 0.05).float().flatten()
-
-
 def main() -> None:
     """Train, and tailor."""
     loader = DataLoader(samples(1200), batch_size=64, shuffle=True)
@@ -62,13 +62,10 @@ def main() -> None:
         for x, y in loader:
             for config in autotailor.sandwich(net, rng):
                 net.elastic.activate(config)
-                loss(net.elastic(x), y).backward()
+                Waves.loss(net.elastic(x), y).backward()
             optimiser.step()
             optimiser.zero_grad()
-    found = autotailor.resume(
-        net, loader, loss=loss, score=score, devices=["onnxruntime"], output_dir="outputs/own_loop"
-    )
-    show(found)
+    show(autotailor.resume(net, loader, loss=Waves.loss, score=Waves.score, output_dir="outputs/own_loop"))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The base training, and the end of each script: the front of each device, and whether files keep their budgets."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import autotailor
+
+STARTED = time.monotonic()
 
 
 def fit(
@@ -35,9 +38,11 @@ def fit(
 
 
 def show(found: autotailor.Tailored) -> None:
-    """Print each device's front."""
+    """Print each device's front, its score and speed-up, whether each file keeps its budget, and the minutes of the script."""
     for device in found.devices:
         table = found.front(device)
-        print(device, table.to_string(index=False), sep="\n")
-        kept = int((table.measured_ms <= table.budget_ms).sum())
-        print(f"{kept} of {len(table)} files keep their budgets", *found.headline, f"report: {found.report}", sep="\n")
+        kept = table.measured_ms <= table.budget_ms
+        print(device, table.assign(keeps=kept).drop(columns="file").to_string(index=False), sep="\n")
+        print(f"{kept.sum()} of {len(kept)} files keep their budgets")
+    minutes = (time.monotonic() - STARTED) / 60
+    print(*found.headline, f"{minutes:.1f} minutes", f"report: {found.report}", sep="\n")
