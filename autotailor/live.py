@@ -82,7 +82,8 @@ def _of_data(data: Data) -> Iterator[bytes]:
         yield f"{name} {len(samples)}".encode()
         with ThreadPoolExecutor(1) as pool:
             yield from _of(samples.read(places, pool), DEEPEST)
-    yield repr((tuple(data.inputs or ()), tuple(data.classes), data.preparation)).encode()
+    yield repr((tuple(data.inputs or ()), tuple(data.classes))).encode()
+    yield from _of(data.preparation, DEEPEST)
 
 
 def _of(value: Any, left: int) -> Iterator[bytes]:

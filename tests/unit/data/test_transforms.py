@@ -19,7 +19,7 @@ from tasks.base.own_code import LIVE
 from tasks.data import DataSettings, load_splits
 from tasks.data.own import Data
 from tasks.data.transforms import of_config, random_parts, steps_of
-from tasks.export import running
+from tasks.export import card, running
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BICUBIC = v1.InterpolationMode.BICUBIC
@@ -81,6 +81,7 @@ def test_programs_make_the_same_samples(steps: PictureSteps, tmp_path: Path) -> 
     picture().save(tmp_path / "photo.png")
     np.arange(6, dtype=np.float32).tofile(tmp_path / "x.f32")
     prepared = GivenPreparation(shape=steps.shape, size=steps.shape, pictures=steps)
+    assert all(f"{number}. {line}" in card._given(prepared) for number, line in enumerate(steps.lines, 1))
     source = running._TEMPLATES.get_template("pictures.py.jinja").render(running._pictures(prepared))
     program: dict[str, Any] = {"np": np, "Path": Path}
     exec(source, program)
