@@ -43,7 +43,8 @@ def resize(x: InputsT, size: Size) -> InputsT:
 
 
 def _resized(x: torch.Tensor, size: Size) -> torch.Tensor:
-    if tuple(x.shape[x.ndim - len(size) :]) == tuple(size):
+    has_size = tuple(x.shape[x.ndim - len(size) :]) == tuple(size)
+    if has_size or (x.ndim == 4 and x.shape[3] in (1, 3) and tuple(x.shape[1:3]) == tuple(size)):  # channels last
         return x
     if len(size) == 1:
         return functional.pad(x, (0, size[0] - x.shape[1]), value=PADDING)  # a negative number cuts

@@ -123,7 +123,14 @@ class SampleForm(_Form):
         """The part of the shape that `resize` changes."""
         if self.given and len(self.shape) != (3 if self.words is None else 1):
             return ()
+        if self.channels_last:
+            return self.shape[:2]
         return self.shape if self.words is not None else self.shape[1:]
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether samples are images with channels behind height and width, whose size stays."""
+        return self.given and len(self.shape) == 3 and self.shape[2] in (1, 3) and self.shape[0] not in (1, 3)
 
     @property
     def called(self) -> str:
@@ -183,6 +190,8 @@ class SampleForm(_Form):
 
     def numbers(self, size: Size) -> int:
         """Count of numbers in a sample of a size."""
+        if self.channels_last:
+            return math.prod((*size, self.shape[2]))
         return math.prod((*self.shape[: len(self.shape) - len(size)], *size))
 
     def blank(self, samples: int) -> torch.Tensor:

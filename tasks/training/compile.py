@@ -16,7 +16,7 @@ from tasks.data import Dataset, DataSettings, load, load_splits
 from tasks.data.batches import Inputs, only
 from tasks.data.dataset import remember
 from tasks.data.problems.fidelity import FIDELITY
-from tasks.data.samples import AnyForm
+from tasks.data.samples import AnyForm, SampleForm
 from tasks.data.settings import TEACHER_FILE
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.models import ModelSettings, create, load_weights, remember_origin
@@ -204,7 +204,7 @@ def supernet_of(
     net = tailor_ir.compile(
         network,
         train.form.blank(1),
-        space or None,
+        _space_of(space, train.form),
         kernel_transform=settings.kernel_transform,
         calibration=_calibration(data, train.form) if opens else (),
     )
@@ -222,6 +222,13 @@ def supernet_of(
     outputs = [graph.shapes[name] for name in graph.outputs]
     check_shapes(f"model '{model.name}'", outputs, train.classes, train.problem, train.settings.resolution)
     return net
+
+
+def _space_of(space: Mapping[str, Any] | None, form: AnyForm) -> Mapping[str, Any] | None:
+    """The asked space; images with channels last keep their size."""
+    if isinstance(form, SampleForm) and form.channels_last:
+        return {**(space or {"*": "auto"}), "resolution": "frozen"}
+    return space or None
 
 
 def sizes(space: Space) -> SpaceSizes:

@@ -10,10 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import save_file
+from torch import nn
 
+import tailor_ir
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
+from tasks.data.images import resize
 from tasks.data.samples import SampleForm, SeveralInputs
+from tasks.training.compile import _space_of
 
 COUNT = 30
 
@@ -68,6 +72,32 @@ def test_a_device_makes_the_samples_of_training(way: str, photos: Path) -> None:
         sample = given.pictures.of(np.asarray(Image.open(file)))
         levels = np.abs(found - sample).reshape(len(found), -1).max(1) * min(given.pictures.deviation)
         assert levels.min() * 255 / given.pictures.largest < 2.1, "two of 255 levels, since sides are rounded"
+
+
+def test_images_with_channels_last_keep_their_size() -> None:
+    form, x = SampleForm((16, 24, 3), given=True), torch.rand(2, 16, 24, 3)
+    assert form.channels_last
+    assert resize(x, form.size) is x
+    assert form.numbers(form.size) == 16 * 24 * 3
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 4))
+
+        def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = self.layers(x_BHWC.permute(0, 3, 1, 2))
+            return answer
+
+    spaces = [
+        tailor_ir.compile(Last().eval(), form.blank(1), space).space
+        for space in (None, _space_of(None, form), _space_of({"*.width_mult": "auto"}, form))
+    ]
+    names = [{variable.name for variable in space.variables} for space in spaces]
+    assert names[1] == names[2] == names[0] - {"resolution"}
+    assert not SampleForm((3, 16, 24), given=True).channels_last
+    assert _space_of(None, SampleForm((3, 16, 24), given=True)) is None
 
 
 def test_pictures_without_such_steps_are_one_line(photos: Path) -> None:
