@@ -83,18 +83,20 @@ class Job:
             *self.options,
             f"output_dir={self.output_dir}",
         ]
-        if isinstance(self.model, SuperNet):
-            config = self._retargeted(self.model, mine)
+        net = self.model
+        if isinstance(net, SuperNet):
+            config: RunConfig | RetargetConfig = self._retargeted(net, mine)
         else:
-            mine = [*_of_model(self.model), *mine]
-            places = [option.partition("=")[0] for option in mine if f"='{LIVE_NAME}:" in option]
-            live = [place.removesuffix(".name").rpartition(".")[2] for place in places]
-            config = validate(RunConfig, self._composed("config", [*(ALONE if live else ()), *mine]))
-            if live:
-                _check_alone(config, live)
-            if isinstance(self.model, nn.Module):
-                config = _with_names(config, self.model)
+            config = self._whole([*_of_model(net), *mine])
         return config if self.budgets_ms is None else config.with_budgets([float(one) for one in self.budgets_ms])
+
+    def _whole(self, mine: Sequence[str]) -> RunConfig:
+        places = [option.partition("=")[0] for option in mine if f"='{LIVE_NAME}:" in option]
+        live = [place.removesuffix(".name").rpartition(".")[2] for place in places]
+        config = validate(RunConfig, self._composed("config", [*(ALONE if live else ()), *mine]))
+        if live:
+            _check_alone(config, live)
+        return _with_names(config, self.model) if isinstance(self.model, nn.Module) else config
 
     def _composed(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
         local = [] if isinstance(self.devices, Mapping) else [one for one in self.devices if isinstance(one, str)]

@@ -95,7 +95,7 @@ class PictureSteps(Message):
         )
         after = self.scaled_size(*pixels_CHW.shape[1:])
         rows_OI, columns_OI = (
-            weights(*sizes, self.interpolation) for sizes in zip(pixels_CHW.shape[1:], after, strict=True)
+            weights(before, side, self.interpolation) for before, side in zip(pixels_CHW.shape[1:], after, strict=True)
         )
         pixels_CHW = _rounded(rows_OI @ _rounded(pixels_CHW @ columns_OI.T))
         return self.placed(np.broadcast_to(pixels_CHW, (self.channels, *after)))
