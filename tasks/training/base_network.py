@@ -121,7 +121,7 @@ def _train(
         initial=initial,
         steps_per_epoch=planned.steps,
         last_batch=planned.last,
-        total_steps=planned.steps * settings.epochs,
+        total_steps=settings.steps_of(planned.steps),
     )
     job = launch(job, name, progress)
     checkpoint.load_model(job.checkpoint, module, average=settings.average > 0)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 import tailor_ir
 from tasks.base.artifacts import read_lines
 from tasks.base.errors import UserError
-from tasks.base.progress import Progress
+from tasks.base.progress import Progress, Silent
 from tasks.base.schemas.results import FinetuneResult
 from tasks.base.schemas.stored import StageResult
-from tasks.data import DataSettings, load_splits
+from tasks.data import DataSettings, load, load_splits
 from tasks.training.finetune.job import GENTLE, split_epochs
-from tasks.training.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, Settings, TrainSettings
+from tasks.training.finetune.settings import AUTO, FROZEN, OF_BLOCKS, OF_EXITS, RangeSettings, Settings, TrainSettings
 
 if TYPE_CHECKING:
     from tailor_ir import Reference, Space, SuperNet
     from tasks.data.dataset import Dataset
     from tasks.evaluation.subnets import EvaluationData
     from tasks.training.finetune.job import Job
+
+FEW, MANY, MORE_S = 5, 60, 4.0
+"""Steps of a trial, in each of its phases; steps of a longer one, if they take less than these seconds."""
 
 
 def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, progress: Progress) -> StageResult:
@@ -37,23 +43,12 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     from tasks.evaluation.subnets.images import pick_device
     from tasks.training.finetune import ranges
     from tasks.training.finetune.checkpoint import BeforeWeights
-    from tasks.training.finetune.job import Job
     from tasks.training.finetune.launcher import launch
 
     splits = load_splits(data)
     settings = _chosen(settings, (net := tailor_ir.load(supernet)).space, progress)
     before = net.answers() if FROZEN.issuperset(settings.strategies) else None
-    planned = splits["train"].planned(settings.batch_size, settings.micro_batches)
-    job = Job(
-        folder=folder,
-        data=data,
-        finetune=settings,
-        supernet=supernet,
-        steps_per_epoch=planned.steps,
-        last_batch=planned.last,
-        total_steps=planned.steps * settings.epochs,
-        exits=exits_of(net.space),
-    )
+    job = _job(settings, splits["train"], net, supernet, folder)
     ranges.prepare(job, net)
     job = launch(job, "fine-tuning", progress)
     images, here = settings.recalibration_images, EvaluationResources(device=pick_device(settings.device))
@@ -72,6 +67,63 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
     )
     _keep(net, before, job, splits["train"])
     return result.to_json()
+
+
+def _job(settings: Settings, train: Dataset, net: SuperNet, supernet: Path, folder: Path) -> Job:
+    from tasks.training.finetune.job import Job
+
+    planned = train.planned(settings.batch_size, settings.micro_batches)
+    return Job(
+        folder=folder,
+        data=train.settings,
+        finetune=settings,
+        supernet=supernet,
+        steps_per_epoch=planned.steps,
+        last_batch=planned.last,
+        total_steps=settings.steps_of(planned.steps),
+        exits=exits_of(net.space),
+    )
+
+
+class TrainingTimes(NamedTuple):
+    """Seconds until a training begins, seconds of one step, and steps of an epoch."""
+
+    start_s: float
+    step_s: float
+    steps_per_epoch: int
+
+
+def trial(settings: Settings, data: DataSettings, supernet: Path, folder: Path) -> TrainingTimes:
+    """The times of a training of few steps in each phase, in proportion to the phases; its weights stay in `folder`.
+
+    Short steps vary more, so that more of them follow.
+    """
+    net, train = tailor_ir.load(supernet), load(data, "train")
+    chosen = _chosen(settings, net.space, Silent())
+    shares = chosen.phase_shares or (1.0,) * len(chosen.strategies)
+    phases = round(sum(shares) / min(shares))
+    chosen = chosen.model_copy(update={"ranges": RangeSettings(subnets=0)})
+    whole = _job(chosen, train, net, supernet, folder)
+    start_s, steps_s = _timed(whole, phases * FEW if phases > 1 else FEW, phases)
+    if phases == 1 and (MANY - FEW) * steps_s[-1] < MORE_S:
+        _, steps_s = _timed(whole, MANY, phases)
+        steps_s = steps_s[FEW:]
+    return TrainingTimes(start_s, fmean(steps_s[1:]), whole.steps_per_epoch)
+
+
+def _timed(job: Job, steps: int, phases: int) -> tuple[float, list[float]]:
+    """Train up to a step; the seconds before the first step, and those of each step. phases: epochs that they are in."""
+    from tasks.training.finetune.launcher import launch
+
+    of_epoch = min(job.steps_per_epoch, math.ceil(steps / phases))
+    epochs = phases if phases > 1 else math.ceil(steps / of_epoch)
+    steps = min(steps, epochs * of_epoch)
+    shorter = job.with_settings(epochs=epochs).model_copy(update={"total_steps": steps, "steps_per_epoch": of_epoch})
+    began_s = time.monotonic()
+    launch(shorter, "trial", Silent())
+    whole_s = time.monotonic() - began_s
+    steps_s = [job.settings.batch_size / line["images_per_s"] for line in read_lines(job.history)]
+    return max(0.0, whole_s - sum(steps_s)), steps_s
 
 
 def _take(net: SuperNet, job: Job, data: EvaluationData) -> None:

@@ -90,6 +90,8 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     epochs: int = Field(default=8, ge=1)
+    most_steps: int | None = Field(default=None, ge=1)
+    """Steps after which training ends, if its epochs have more; none: all of them."""
     batch_size: int = Field(default=64, ge=1)
     """Images per optimiser step, over all processes. If some of batch_size, micro_batch and processes are not given, they
     follow from the others.
@@ -156,6 +158,11 @@ class TrainSettings(BaseModel):
     def micro_batches(self) -> int:
         """The number of micro-batches in a global batch, over all processes."""
         return self.batch_size // self.micro_batch
+
+    def steps_of(self, steps_per_epoch: int) -> int:
+        """The steps of the whole training."""
+        steps = steps_per_epoch * self.epochs
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     @property
     def fewest_nodes(self) -> int:
