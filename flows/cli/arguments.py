@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flows.cli.words import COMMANDS, FLAGS, command_help, general_help
-from flows.config.validate import nearest
+from flows.config.validate import NETWORKS, nearest, of_network, of_samples
 from tasks.base.earlier import gone, name_now
 from tasks.base.errors import UserError
 from tasks.search.choose import FILE_END, FORMS, Question, RuleKind, WinnerRule, pick
 
 RULES: dict[str, RuleKind] = {"--budget-ms": "budget_ms", "--accuracy-share": "accuracy_share", "--knee": "knee"}
+SHORT = "tailor"
+"""The command whose network and flags stand for options."""
 CONFIG = "job"
 """Hydra's name for the config that `--cfg` shows."""
 PATHS = ("--json", "--config-dir", "--to")
@@ -78,6 +80,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     view: Path | bool = found.view is not None and (Path(found.view) if found.view else True)
     words = tuple(filter(COMMANDS[command].is_word, found.overrides))
     overrides = tuple(word for word in found.overrides if word not in words)
+    if command == SHORT:
+        overrides = (*_long_form(words, overrides, found), *overrides)
     arguments = Arguments(
         command=command,
         overrides=overrides,
@@ -175,7 +179,7 @@ def _question(
             raise UserError("--dry-run", "is about stages, not about files", next_step="leave the files out")
         return Question(files=tuple(words))
     given = {flag: value for flag in RULES if (value := _given(found, flag)) is not None}
-    if not given:
+    if not given or asks != "rule":
         return None
     if len(given) > 1:
         raise UserError(" and ".join(given), "choose one SubNet each", next_step="leave all but one of them out")
@@ -185,6 +189,27 @@ def _question(
         if rule.kind == "budget_ms" and any(text.startswith(f"{option}=") for text in overrides):
             raise UserError("--budget-ms", f"is given beside {option}", next_step="leave one of them out")
     return Question(rule=rule)
+
+
+def _long_form(words: Sequence[str], overrides: Sequence[str], found: argparse.Namespace) -> list[str]:
+    """The options that the network and the flags of `tailor` stand for. UserError: no network, no samples, no number."""
+    form = f"write autotailor {SHORT} NET --data PATH"
+    if len(words) != 1:
+        raise UserError(SHORT, f"got {len(words)} networks", allowed=f"one: {NETWORKS}", next_step=form)
+    options, own = of_network(words[0]), [text.split("=", 1)[0] for text in overrides]
+    if options[0] == "model=timm":
+        options.append("model.pretrained=true")
+    if found.data is not None:
+        options += of_samples(found.data)
+        options += [] if "problem" in own else ["problem=fidelity"]
+    elif "data" not in own:
+        raise UserError(SHORT, "has no samples", next_step=form)
+    if found.budget_ms is not None:
+        budgets = [f"{_number('--budget-ms', text):g}" for text in found.budget_ms.split(",")]
+        options.append(f"search.budgets_ms=[{','.join(budgets)}]")
+    if found.minutes is not None:
+        options.append(f"minutes={_number('--minutes', found.minutes):g}")
+    return options
 
 
 def _number(flag: str, text: str) -> float:

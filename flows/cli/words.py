@@ -84,6 +84,8 @@ FLAGS = {
         "--accuracy-share S", "the fastest SubNet with at least this share of the base accuracy: 0.95"
     ),
     "--knee": Flag("--knee", "the SubNet at the knee of the front"),
+    "--data": Flag("--data PATH", "samples: pictures or arrays without labels, or FILE.py:function"),
+    "--minutes": Flag("--minutes N", "what it may take; the plan is told first"),
     "--device": Flag("--device NAME", "on this device alone"),
     "--to": Flag(
         "--to FILE.json", f"where the chosen SubNet is written; {CHOSEN_FOLDER}/DEVICE.json in the output folder"
@@ -185,6 +187,22 @@ COMMANDS = {
         ),
         until="report",
         is_found_again=True,
+    ),
+    "tailor": Command(
+        summary="the whole pipeline in short: tailor NET --data PATH",
+        about="The same as run, for a network that is trained already: an .onnx file, FILE.py:function or a name of timm with "
+        "published weights. Without labels its own answers are the targets. --budget-ms may have several values: 2,4,8. All "
+        "options of run follow.",
+        forms=("NET --data PATH [--budget-ms MS] [--minutes N] [--device NAME] [OVERRIDE…] [FLAG…]",),
+        flags=("--data", "--budget-ms", "--minutes", "--device", *OF_STAGES),
+        groups=(*_ALL, *_RUN),
+        examples=(
+            "autotailor tailor net.onnx --data photos --budget-ms 4 --minutes 10",
+            "autotailor tailor mine.py:network --data mine.py:splits --device onnxruntime export.bundle=true",
+        ),
+        until="report",
+        is_found_again=True,
+        is_word=_without_sign,
     ),
     "nightly": Command(
         summary="the whole pipeline, compared with the night before: what changed, what got worse, trends",

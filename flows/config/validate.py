@@ -1,4 +1,4 @@
-"""pydantic errors as one line: place, value, allowed values, next step; and the names that can be given."""
+"""pydantic errors as one line: place, value, allowed values, next step; and the names and short forms that can be given."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,9 +10,11 @@ from pydantic import BaseModel, ValidationError
 import conf
 from tasks.base.earlier import gone
 from tasks.base.errors import UserError
+from tasks.base.own_code import is_function_name
 
 MOST_NAMED = 5
 SEE_HELP = "see 'autotailor --help'"
+NETWORKS = "an .onnx file, FILE.py:function, or a name of timm"
 Model = TypeVar("Model", bound=BaseModel)
 
 ALLOWED = {
@@ -110,3 +112,26 @@ def nearest(name: str, options: Iterable[str]) -> str:
     """`did you mean '…'?` or an empty string."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else ""
+
+
+def _is_function(name: str) -> bool:
+    """Whether it is the name of a function; names of networks at a hub have a colon, too."""
+    return is_function_name(name) and name.rpartition(":")[2].isidentifier()
+
+
+def of_network(network: str) -> list[str]:
+    """The options of a network: an .onnx file, FILE.py:function or module:function that gives a trained one, a name of timm."""
+    if network.endswith(".onnx"):
+        return ["model=onnx", f"model.path='{network}'"]
+    if _is_function(network):
+        return ["model=callable", f"model.name='{network}'", "model.trained=true"]
+    if Path(network).exists():
+        raise UserError("network", f"got '{network}'", allowed=NETWORKS, next_step="export it to ONNX")
+    return ["model=timm", f"model.name='{network}'"]
+
+
+def of_samples(place: str) -> list[str]:
+    """The options of samples: FILE.py:function or module:function that gives them, or a path of samples without labels."""
+    if _is_function(place):
+        return ["data=own", f"data.name='{place}'"]
+    return ["data=unlabelled", f"data.path='{place}'"]
