@@ -13,13 +13,13 @@ from autotailor.live import live_data, live_function, live_network, weights_dige
 from autotailor.results import Stage, Tailored
 from flows.config import RetargetConfig, RetargetStage, RunConfig, RunStage
 from flows.config.compose import compose_config
-from flows.config.validate import validate
+from flows.config.validate import of_network, of_samples, validate
 from flows.machine import prepare
 from flows.machine.server import start_server
 from flows.pipeline.refusals import check_given, check_places
 from tailor_ir import Config, SuperNet
 from tasks.base.errors import UserError
-from tasks.base.own_code import LIVE_NAME, is_function_name
+from tasks.base.own_code import LIVE_NAME
 from tasks.data import load
 from tasks.data.dataset import DATA_FILE, remember
 from tasks.data.problems import problem_named
@@ -62,8 +62,9 @@ class Job:
     arrays, (train, validation, test) of these, a function that gives one of them by its name, or a path of samples without
     labels. loss: loss(outputs, targets), the mean of a batch. score: score(outputs, targets), a number in [0, 1] for each
     sample, higher is better; both as functions or by name. Without both, the answers of the network are the targets. devices:
-    runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the front. options: further options as on
-    the command line, such as "finetune.epochs=5".
+    runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the front. minutes: time that the whole run
+    may take; epochs, budgets and candidates follow from it, and the plan is told first. options: further options as on the
+    command line, such as "finetune.epochs=5".
     """
 
     model: nn.Module | SuperNet | str | Path
@@ -72,6 +73,7 @@ class Job:
     score: Callable[..., Any] | str | None = None
     devices: Devices = ("onnxruntime",)
     budgets_ms: Sequence[float] | None = None
+    minutes: float | None = None
     output_dir: str | Path = "outputs"
     options: Sequence[str] = ()
 
@@ -81,6 +83,7 @@ class Job:
             *_of_data(self.data),
             *_of_problem(self.loss, self.score),
             *self.options,
+            *([] if self.minutes is None else [f"minutes={self.minutes}"]),
             f"output_dir={self.output_dir}",
         ]
         net = self.model
@@ -122,6 +125,7 @@ def tailor(
     score: Callable[..., Any] | str | None = None,
     devices: Devices = ("onnxruntime",),
     budgets_ms: Sequence[float] | None = None,
+    minutes: float | None = None,
     output_dir: str | Path = "outputs",
     options: Sequence[str] = (),
 ) -> Tailored:
@@ -132,7 +136,7 @@ def tailor(
     return _tailored(
         Job(
             model=model, data=data, loss=loss, score=score, devices=devices, budgets_ms=budgets_ms,
-            output_dir=output_dir, options=options,
+            minutes=minutes, output_dir=output_dir, options=options,
         ),
         "report",
     )  # fmt: skip
@@ -146,6 +150,7 @@ def resume(
     score: Callable[..., Any] | str | None = None,
     devices: Devices = ("onnxruntime",),
     budgets_ms: Sequence[float] | None = None,
+    minutes: float | None = None,
     output_dir: str | Path = "outputs",
     options: Sequence[str] = (),
 ) -> Tailored:
@@ -153,7 +158,7 @@ def resume(
     return _tailored(
         Job(
             model=net, data=data, loss=loss, score=score, devices=devices, budgets_ms=budgets_ms,
-            output_dir=output_dir, options=options,
+            minutes=minutes, output_dir=output_dir, options=options,
         ),
         "report",
     )  # fmt: skip
@@ -261,24 +266,16 @@ def _check_alone(config: RunConfig, live: Sequence[str]) -> None:
                 raise UserError(where, got, allowed=f"1, or {names}")
 
 
-def _is_function(name: Any) -> bool:
-    """Whether it is the name of a function; names of networks at a hub have a colon, too."""
-    return isinstance(name, str) and is_function_name(name) and name.rpartition(":")[2].isidentifier()
-
-
 def _of_model(model: nn.Module | str | Path) -> list[str]:
-    if isinstance(model, nn.Module) or _is_function(model):
-        name = live_network(model) if isinstance(model, nn.Module) else model
-        return ["model=callable", f"model.name='{name}'", "model.trained=true"]
-    if Path(model).suffix == ".onnx":
-        return ["model=onnx", f"model.path='{os.fspath(model)}'"]
-    return ["model=timm", f"model.name='{model}'"]
+    if isinstance(model, nn.Module):
+        return ["model=callable", f"model.name='{live_network(model)}'", "model.trained=true"]
+    return of_network(os.fspath(model))
 
 
 def _of_data(data: Any) -> list[str]:
-    if isinstance(data, str | Path) and not _is_function(data):
-        return ["data=unlabelled", f"data.path='{os.fspath(data)}'"]
-    return ["data=own", f"data.name='{data if isinstance(data, str) else live_data(data)}'"]
+    if isinstance(data, str | Path):
+        return of_samples(os.fspath(data))
+    return ["data=own", f"data.name='{live_data(data)}'"]
 
 
 def _of_problem(loss: Callable[..., Any] | str | None, score: Callable[..., Any] | str | None) -> list[str]:

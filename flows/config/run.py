@@ -85,6 +85,12 @@ class CommonConfig(BaseModel):
     nightly: NightlySettings = NightlySettings()
     report: ReportSettings = ReportSettings()
     tracking: TrackingSettings = TrackingSettings()
+    minutes: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="time that a run may take: epochs, budgets and candidates follow from it; null: they are as set",
+    )
     output_dir: OutputPlace = Path("outputs")
     locks: LockAddress | None = Field(
         default=None,
@@ -116,6 +122,21 @@ class CommonConfig(BaseModel):
         if isinstance(asked, Mapping) and asked.get("links") and not asked.get("devices"):
             return {**data, "partition": {**asked, "devices": tuple(data.get("device", LOCAL_DEVICES))}}
         return data
+
+    @model_validator(mode="after")
+    def _minutes_can_be_planned(self) -> Self:
+        several = "locks" if self.locks else "an output_dir at a URL" if is_shared(self.output_dir) else ""
+        other = (
+            "search.accuracy=measured"
+            if self.search.accuracy == "measured"
+            else "baselines"
+            if self.baselines.wanted
+            else ""
+        )
+        if self.minutes is not None and (several or other):
+            why = "whose workers have a clock each" if several else "whose time is not known before"
+            raise ValueError(f"minutes={self.minutes:g} with {several or other}, {why}; allowed: minutes=null")
+        return self
 
     @model_validator(mode="after")
     def _the_report_splits_over_devices_of_the_run(self) -> Self:
@@ -352,6 +373,11 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
             raise ValueError(
                 f"{several}.nodes={trainings[several].nodes} with {how}, by which one worker has the stage and the others "
                 "wait; allowed: nodes=1, or an output folder of its own for each node"
+            )
+        if self.minutes is not None and (several or first.backbone):
+            got = f"{several}.nodes={trainings[several].nodes}" if several else f"pretraining.backbone={first.backbone}"
+            raise ValueError(
+                f"minutes={self.minutes:g} with {got}: only one training on this machine is planned; allowed: null"
             )
         check_pretraining(self.pretraining, self.model, self.data)
         if self.data.problem == "fidelity" and not self.model.comes_trained:

@@ -7,6 +7,7 @@ time, since it costs about a second.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from flows.pipeline.run import Run
 from flows.pipeline.session import EXPORTING, REPORT, open_run
 from flows.pipeline.stages import PIPELINE, RETARGETING
 from flows.pipeline.stages.levels import readable_policies
+from flows.pipeline.stages.minutes import BEGUN_S, Pace, check_minutes
 from flows.pipeline.stages.predictors import plan
 from flows.pipeline.stages.questions import answer
 from flows.pipeline.stages.spec import ALONE, Outputs, StageSpec, trained_supernet
@@ -148,14 +150,21 @@ def tailor(
     conclude: Conclude = lambda run, outputs: {},
 ) -> dict[str, Any]:
     """Work the stages of a table up to command `until`. question: to the search with which the run ends."""
+    began_s = time.monotonic() - BEGUN_S
     check_given(config)
     check_places(config)
+    check_minutes(config, until)
     check_streams(config, until)
     check_adapted(config)
     with open_run(config, until) as run:
         devices, place = ", ".join(config.device), config.folder.resolve()
         get_run_logger().info(f"{config.name} for {devices}, up to '{until}': results in '{place}'")
-        outputs = walk(table, run, config, until)
+        if config.minutes is None:
+            outputs = walk(table, run, config, until)
+        else:
+            pace = Pace(run, config, table, began_s)
+            outputs = walk(pace.table, run, pace.config, until, pace.before)
+            config = pace.config
         with run.locks.own_turn("results"):
             exports = readable_exports(config, outputs) if until in EXPORTING else {}
             readable_policies(config, outputs)

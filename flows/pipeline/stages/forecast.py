@@ -16,6 +16,7 @@ from flows.pipeline.devices import Devices
 from flows.pipeline.refusals import check_given
 from flows.pipeline.results import SECONDS
 from flows.pipeline.run import Output, StageRun, Surroundings
+from flows.pipeline.stages.minutes import decided
 from flows.pipeline.stages.spec import ALONE, Context, Outputs, StageSpec, rows
 from flows.storage import STAGES_FOLDER
 from flows.storage.mirror import mirror_of
@@ -69,6 +70,7 @@ def forecast(table: Sequence[StageSpec], config: FlowConfig, until: str) -> list
 def foreseen(table: Sequence[StageSpec], config: FlowConfig, until: str) -> tuple[list[Expectation], Outputs]:
     """A row for each stage before the report, and the outputs of the complete stages."""
     check_given(config)
+    config = decided(config, until)
     with Devices(config.device) as devices:
         store, mirror = Store(config.folder / STAGES_FOLDER), mirror_of(config.output_dir)
         found = _Forecast(Surroundings(store, devices, mirror=mirror), config)

@@ -8,7 +8,7 @@ to an agent are retried, with back-off; their measurements are kept, so a retry 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,25 @@ FIRST = "check"
 """The stage that reports impossible settings before anything else is worked."""
 
 
-def walk(table: Sequence[StageSpec], run: Run, config: FlowConfig, until: str) -> Outputs:
-    """Work the stages of a table in order, up to the last stage of command `until`, and return their outputs."""
+def walk(
+    table: Sequence[StageSpec],
+    run: Run,
+    config: FlowConfig,
+    until: str,
+    before: Callable[[str, Outputs], FlowConfig] | None = None,
+) -> Outputs:
+    """Work the stages of a table in order, up to the last stage of command `until`, and return their outputs.
+
+    before: gives the config for a stage that begins; None: all have this one.
+    """
     outputs: dict[str, Mapping[str, Output]] = {}
     specs = rows(table, config, until)
     run.progress.begin(sum(len(spec.scope.labels(config)) for spec in specs))
     waiting = {spec.name: _Labels(spec, run, config, outputs, logs=True) for spec in specs}
     while waiting:
         for name, labels in _ready(waiting):
+            if before is not None:
+                labels.config = before(name, outputs)
             if labels.work():
                 outputs[name] = labels.found()
                 del waiting[name]
@@ -114,7 +125,7 @@ class _Labels:
         logs: bool = False,
     ) -> None:
         """logs: whether the stage's numbers are logged to the pipeline run in MLflow."""
-        self.spec, self._run, self._config, self._earlier = spec, run, config, outputs
+        self.spec, self._run, self.config, self._earlier = spec, run, config, outputs
         self._labels = tuple(labels or spec.scope.labels(config))
         self._logs = logs
         self._found: dict[str, Output] = {}
@@ -124,7 +135,7 @@ class _Labels:
     def work(self) -> bool:
         """Work the labels that nobody else is at; True once all are worked."""
         contexts = {
-            label: Context(self._run, self._config, self.spec, label, self._earlier, logs=self._logs)
+            label: Context(self._run, self.config, self.spec, label, self._earlier, logs=self._logs)
             for label in self._labels
             if label not in self._found
         }
@@ -139,7 +150,7 @@ class _Labels:
 
     def found(self) -> Mapping[str, Output]:
         """The outputs, once all labels are worked."""
-        return self.spec.by_device(self._config, {label: self._found[label] for label in self._labels})
+        return self.spec.by_device(self.config, {label: self._found[label] for label in self._labels})
 
     def _is_elsewhere(self, label: str, at: Context) -> bool:
         """Whether another worker is at it; reported once. If a device does not answer, the task asks it again."""
