@@ -119,9 +119,9 @@ class Engine(Message):
         for name, choice in self.choices.items():
             if name not in known:
                 allowed = ", ".join(known) or "none"
-                raise AgentError(f"engine: no option '{name}' on this device with its threads; allowed: {allowed}")
+                raise AgentError(f"no runtime option '{name}' on this device with its threads; allowed: {allowed}")
             if choice not in known[name].choices:
-                raise AgentError(f"engine option '{name}': got '{choice}'; allowed: {', '.join(known[name].choices)}")
+                raise AgentError(f"runtime option '{name}': got '{choice}'; allowed: {', '.join(known[name].choices)}")
         return {name: self.choices.get(name, option.default) for name, option in known.items()}
 
     def applied(self, settings: RuntimeSettings, options: Sequence[EngineOption]) -> RuntimeSettings:

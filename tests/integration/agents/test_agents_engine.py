@@ -85,9 +85,9 @@ def test_every_choice_of_every_option_gives_equal_outputs(backend: str) -> None:
 
 
 def test_an_unknown_choice_is_one_line(onnxruntime_agent: AgentClient) -> None:
-    with pytest.raises(AgentError, match=r"^engine option 'graph': got 'fast'; allowed: all, extended, basic$"):
+    with pytest.raises(AgentError, match=r"^runtime option 'graph': got 'fast'; allowed: all, extended, basic$"):
         onnxruntime_agent.with_engine(Engine(choices={"graph": "fast"})).capabilities()
-    with pytest.raises(AgentError, match=r"^engine: no option 'winograd' .*; allowed: graph, order, "):
+    with pytest.raises(AgentError, match=r"^no runtime option 'winograd' .*; allowed: graph, order, "):
         list(
             onnxruntime_agent.with_engine(Engine(choices={"winograd": "off"})).measure([activated_convolution()], QUICK)
         )
@@ -98,7 +98,7 @@ def test_the_agent_refuses_an_unknown_choice_of_a_job_and_goes_on(agent: AgentCl
     wrong = replace(job, engine=Engine(choices={"speed": "warp"}))
     refused, fine = agent.measure([wrong, job], QUICK)
     assert refused.state == "failed"
-    assert "no option 'speed'" in (refused.reason or "")
+    assert "no runtime option 'speed'" in (refused.reason or "")
     assert fine.state == "ok", fine.reason
 
 

@@ -64,12 +64,12 @@ def test_tables_of_other_engines_are_kept_apart(text_run: Run) -> None:
     [
         (
             "device.onnxruntime.runtime_options.graph=fast",
-            "engine option 'graph': got 'fast'; allowed: all, extended, basic",
+            "runtime option 'graph': got 'fast'; allowed: all, extended, basic",
         ),
-        ("runtime_options.fixed.winograd=off", "engine: no option 'winograd' on this device"),
+        ("runtime_options.fixed.winograd=off", "no runtime option 'winograd' on this device"),
     ],
 )
 def test_an_unknown_choice_is_one_line(text_run: Run, capsys: pytest.CaptureFixture[str], word: str, line: str) -> None:
     assert main(["profile", *UNTUNED, f"output_dir={text_run[1].output}", word]) == 2
-    (said,) = [one for one in capsys.readouterr().err.splitlines() if "engine of device" in one]
+    (said,) = [one for one in capsys.readouterr().err.splitlines() if "runtime options of device" in one]
     assert line in said

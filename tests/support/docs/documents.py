@@ -12,7 +12,7 @@ NOT_RUN = "<!-- not run"
 SHELLS = ("bash", "sh", "console")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
-INLINE = re.compile(r"`(autotailor [^`\n]+)`")
+INLINE = re.compile(r"`(autotailor [^→`\n][^`\n]*)`")
 
 
 @dataclass(frozen=True, slots=True)
