@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,26 +53,45 @@ class Change(NamedTuple):
         return self.share < -self.error
 
 
-def standard_error(accuracy: float, samples: int) -> float:
+def graded(*networks: NDArray[Any]) -> dict[str, float]:
+    """`spread`, the mean over networks, from the scores (N,) of each on single samples; {} if answers are right or wrong.
+
+    It is the standard deviation over that of scores of only 0 and 1 with the same mean, which vary most: in [0, 1].
+    """
+    scores = [one_N.astype(np.float64) for one_N in networks]
+    if not scores or all(np.isin(one_N, (0, 1)).all() for one_N in scores):
+        return {}
+    most = [float(np.sqrt(one_N.mean() * (1 - one_N.mean()))) for one_N in scores]
+    shares = [one_N.std() / limit if limit else 1.0 for one_N, limit in zip(scores, most, strict=True)]
+    return {"spread": min(1.0, float(np.mean(shares)))}
+
+
+def standard_error(accuracy: float, samples: int, spread: float = 1.0) -> float:
     """Binomial standard error of an accuracy, by Agresti and Coull, so that 0 and 1 do not look certain.
 
-    Among scores in [0, 1] with the same mean, those of only 0 and 1 vary most: other scores have no larger error.
+    spread: of graded scores (`graded`).
     """
     share = (accuracy * samples + 2) / (samples + 4)
-    return float(np.sqrt(share * (1 - share) / (samples + 4)))
+    return spread * float(np.sqrt(share * (1 - share) / (samples + 4)))
 
 
-def uncertain(share: float | None, samples: int | None) -> str:
+def uncertain(share: float | None, samples: int | None, spread: float = 1.0) -> str:
     """An accuracy in percent, with its standard error if the number of samples is known: 91.2 ± 0.8 %."""
     if share is None or not samples:
         return percent(share)
-    return f"{100 * share:.1f} ± {100 * standard_error(share, samples):.1f} %"
+    return f"{100 * share:.1f} ± {100 * standard_error(share, samples, spread):.1f} %"
+
+
+def limit_of(split: str, samples: int, error: float) -> str:
+    """A line: how far the number of inputs limits what can be said of scores. error: the largest standard error of them."""
+    least = f"{math.sqrt(2) * 100 * error:.2g} points"
+    return f"{samples} {split} inputs: scores are within ± {100 * error:.2g} points, a difference below {least} cannot be told"
 
 
 def predicted(share: float | None, known: Uncertainty) -> str:
     """A predicted accuracy in percent, with the error of the predictor, or else of the validation split, if one is known."""
     if share is None or known.predictor_points is None:
-        return uncertain(share, known.samples)
+        return uncertain(share, known.samples, known.spread)
     return f"{100 * share:.1f} ± {known.predictor_points:.1f} %"
 
 
@@ -80,14 +99,14 @@ def ranked_by(winner: Winner, known: Uncertainty) -> str:
     """The accuracy by which a winner was ranked, in percent, with its error."""
     if winner.measured_accuracy is None:
         return predicted(winner.predicted_accuracy, known)
-    return uncertain(winner.measured_accuracy, known.samples)
+    return uncertain(winner.measured_accuracy, known.samples, known.spread)
 
 
-def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str | None:
+def too_small(split: str, samples: int | None, shares: Sequence[float], spread: float = 1.0) -> str | None:
     """A line if a split is too small to distinguish networks next to each other in `shares`; else None."""
     if not samples or len(shares) < 2:
         return None
-    error = max(standard_error(share, samples) for share in shares)
+    error = max(standard_error(share, samples, spread) for share in shares)
     pairs = list(pairwise(shares))
     close = sum(abs(one - other) < math.sqrt(2) * error for one, other in pairs)
     if error < SMALL or not close:
@@ -100,7 +119,8 @@ def too_small(split: str, samples: int | None, shares: Sequence[float]) -> str |
 
 def indistinct(winners: Sequence[Winner], known: Uncertainty) -> str | None:
     """The line of `too_small` for the winners of a search, each once; else None."""
-    return too_small("validation", known.samples, list({row.digest: row.accuracy for row in winners}.values()))
+    shares = list({row.digest: row.accuracy for row in winners}.values())
+    return too_small("validation", known.samples, shares, known.spread)
 
 
 def change(before: Accuracy, after: Accuracy) -> Change:

@@ -200,7 +200,7 @@ def _facts(card: exports.Card) -> list[tuple[str, str]]:
         *_input_rows(card),
         ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
         *(
-            (f"{accuracy}, {split}", uncertain(share, card.samples.get(split)))
+            (f"{accuracy}, {split}", uncertain(share, card.samples.get(split), card.spread))
             for split, share in card.accuracy.items()
         ),
         (f"latency, batch {card.batch}", measured),

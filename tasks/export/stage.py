@@ -33,6 +33,7 @@ from tasks.evaluation.ncnn.files import require_masks
 from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
 from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions
+from tasks.evaluation.uncertainty import graded
 from tasks.exits.policies import SubnetPolicy
 from tasks.export import bundles, replacing
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
@@ -357,10 +358,9 @@ class Exporter:
             architecture=architecture(self.builder.net, config),
             accuracy={split: found[winner.digest].share for split, found in self.accuracy.items()},
             samples={
-                split: found[winner.digest].total
-                for split, found in self.accuracy.items()
-                if images.problem.score == CLASSIFICATION.score
+                split: found[winner.digest].total for split, found in self.accuracy.items() if images.problem.is_mean
             },
+            **graded(*(found[winner.digest].each for found in self.accuracy.values())),
             files={},
             predicted_ms=winner.predicted_ms,
             latency=replacing.latency_of(measured),

@@ -31,7 +31,7 @@ from tasks.base.schemas.predictions import (
     Sensitivity,
 )
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
-from tasks.evaluation.uncertainty import errors_in_points, kendall_tau, standard_error
+from tasks.evaluation.uncertainty import errors_in_points, graded, kendall_tau, standard_error
 from tasks.prediction.sums import Sums
 
 Effects = Sequence[Values]
@@ -104,7 +104,8 @@ def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
         choices = tuple(variable.choices)
         per_choice = tuple(largest if choice == variable.default else next(following) for choice in choices)
         rows.append(Sensitivity(variable=variable.name, choices=choices, measured=per_choice))
-    return Sensitivities(samples=measured[0].total, largest=largest, variables=tuple(rows))
+    spread = graded(*(found.each for found in measured))
+    return Sensitivities(samples=measured[0].total, largest=largest, variables=tuple(rows), **spread)
 
 
 class AccuracyPredictor:
@@ -187,7 +188,7 @@ class AccuracyPredictor:
         return np.sqrt(variance + ((1 - modified + of_pairs) * self._error(self.table.largest)) ** 2)
 
     def _error(self, measured: MeasuredAccuracy) -> float:
-        return standard_error(measured.accuracy, self.table.samples)
+        return standard_error(measured.accuracy, self.table.samples, self.table.spread)
 
     def save(self, path: Path) -> None:
         """Write the sensitivities as JSON."""
@@ -217,9 +218,11 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accu
     """Predicted against measured accuracy of held-out SubNets (n, V): errors in points, Kendall's tau."""
     accuracy = np.array([found.share for found in measured])
     predicted, samples = predictor.predict(codes), predictor.table.samples
+    spread = graded(*(found.each for found in measured))
     errors = AccuracyErrors(
         samples=samples,
-        standard_error_points=100 * float(np.mean([standard_error(a, samples) for a in accuracy])),
+        standard_error_points=100 * float(np.mean([standard_error(a, samples, **spread) for a in accuracy])),
+        **spread,
         **errors_in_points(predicted, accuracy),
         kendall_tau=kendall_tau(predictor.score(codes), accuracy),
     )

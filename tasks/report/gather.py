@@ -18,9 +18,9 @@ from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.pages.text import milliseconds, percent
 from tasks.base.schemas import predictions, results
-from tasks.base.schemas.exports import EXPORTS_FILE, Exports, Latency, MissedWinner
+from tasks.base.schemas.exports import EXPORTS_FILE, Card, Exports, Latency, MissedWinner
 from tasks.base.schemas.winners import FRONT_FILE, Front
-from tasks.data.problems import CLASSIFICATION, problem_named
+from tasks.data.problems import problem_named
 from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.evaluation.uncertainty import standard_error
 from tasks.measuring.lut import Entry, Lut
@@ -76,7 +76,7 @@ def gather(sources: Sources, settings: Settings) -> parts.Row:
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "supernet": _supernet(net, results.EnumerateResult.read(sources.enumerate / RESULT_FILE)),
         "accuracies": _accuracies(base, finetune),
-        "samples": _samples(finetune or base, problem.score),
+        "samples": _samples(finetune or base, problem.is_mean),
         "devices": [],
         "partition": None if sources.partition is None else sources.partition.to_json(),
         "sensitivities": _sensitivities(sources.sensitivities),
@@ -146,9 +146,9 @@ def _accuracies(base: results.NetworkAccuracy | None, finetune: results.EndsAccu
     }
 
 
-def _samples(found: results.NetworkAccuracy | results.EndsAccuracy | None, score: str) -> dict[str, int | None]:
-    """Number of samples behind accuracies, by split; None if unknown, or if a score is no share of right answers."""
-    if found is None or score != CLASSIFICATION.score:
+def _samples(found: results.NetworkAccuracy | results.EndsAccuracy | None, is_mean: bool) -> dict[str, int | None]:
+    """Number of samples behind accuracies, by split; None if unknown, or if a score is no mean over samples."""
+    if found is None or not is_mean:
         return {"validation": None, "test": None}
     return {"validation": found.validation_samples, "test": found.test_samples}
 
@@ -156,8 +156,13 @@ def _samples(found: results.NetworkAccuracy | results.EndsAccuracy | None, score
 def _given(base: results.NetworkAccuracy | None, ends: results.EndsAccuracy | None) -> parts.Row:
     """The reference network for the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
     if base is not None or ends is None:
-        return {"name": "base model", "accuracy": None if base is None else base.test_accuracy}
-    return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy}
+        return {"name": "base model", "accuracy": None if base is None else base.test_accuracy, **_spread(base)}
+    return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy, **_spread(ends)}
+
+
+def _spread(found: results.NetworkAccuracy | results.EndsAccuracy | Card | None) -> dict[str, float]:
+    """`spread`, if answers are graded."""
+    return {"spread": found.spread} if found is not None and found.spread < 1 else {}
 
 
 def _device(device: DeviceSources, net: SuperNet, given: parts.Row, sources: Sources) -> parts.Row:
@@ -256,6 +261,7 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[parts.Row]:
                 "reason": "; ".join(failures) or None,
                 "max_difference": max(differences, default=None),
                 "int8": parts.int8_of(card),
+                **_spread(card),
             }
         )
     front_digests = _measured_front(rows)

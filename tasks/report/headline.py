@@ -8,7 +8,8 @@ from rich.table import Column, Table
 
 from tasks.base.pages.text import count, millions, milliseconds, percent
 from tasks.base.schemas.results import EndsAccuracy
-from tasks.evaluation.uncertainty import too_small, uncertain
+from tasks.data.problems import FIDELITY
+from tasks.evaluation.uncertainty import limit_of, standard_error, too_small, uncertain
 from tasks.report import baselines, leaving, parts
 from tasks.report.parts import Row, card_of
 from tasks.report.streams import card as stream_card
@@ -21,8 +22,10 @@ def headline(report: Row, points: float) -> list[Row]:
     """Cards of label, value, note, and the device that they are about, "" if none."""
     space = report["supernet"]
     name, accuracy = reference(report)
+    spread = max((device["base"].get("spread", 1.0) for device in report["devices"]), default=1.0)
+    reached = uncertain(accuracy, report["samples"]["test"], spread)
     cards = [
-        card_of(name, uncertain(accuracy, report["samples"]["test"]), f"test {report['score']}, {report['model']}"),
+        card_of(name, reached, f"test {report['score']}, {report['model']}"),
         card_of(
             "SubNets", count(space["distinct"]), f"different ones, of {count(space['unique_operators'])} operators"
         ),
@@ -45,11 +48,16 @@ def remarks(report: Row, ends: EndsAccuracy | None) -> list[str]:
     """Lines shown above all numbers: harm by fine-tuning, and splits that are too small to distinguish winners."""
     before = getattr(ends, "before", None)
     found = [] if before is None or not before.is_worse else [before.line]
+    rows = [row for device in report["devices"] for row in device["winners"] if row.get("accuracy") is not None]
+    if rows and report.get("problem") == FIDELITY.name and (samples := report["samples"]["test"]):
+        errors = [standard_error(row["accuracy"], samples, row.get("spread", 1.0)) for row in rows]
+        found.append(limit_of("test", samples, max(errors)))
     for split, field in (("validation", "measured_accuracy"), ("test", "accuracy")):
         for device in report["devices"]:
             winners = {row["digest"]: row for row in device["winners"]}
             shares = [share for row in winners.values() if (share := row.get(field)) is not None]
-            if line := too_small(split, report["samples"][split], shares):
+            spread = max((row.get("spread", 1.0) for row in winners.values()), default=1.0)
+            if line := too_small(split, report["samples"][split], shares, spread):
                 found.append(f"{device['name']}: {line}")
     return found
 
@@ -81,7 +89,7 @@ def _speed_card(device: Row, name: str, accuracy: float | None, points: float) -
     if row is None:
         return card_of(label, "–", f"no measured SubNet within {points:g} points of the {name}", device["name"])
     times = f"{milliseconds(row['measured_ms'])} instead of {milliseconds(base_ms)}"
-    accuracy_there = uncertain(row["accuracy"], device.get("test_samples"))
+    accuracy_there = uncertain(row["accuracy"], device.get("test_samples"), row.get("spread", 1.0))
     note = f"{times}, {device['score']} {accuracy_there} (within {points:g} points of the {name})"
     return card_of(label, f"{base_ms / row['measured_ms']:.2f} ×", note, device["name"])
 
@@ -176,7 +184,7 @@ def _device_table(device: Row) -> Table:
     base = device["base"]
     size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
     samples = device.get("test_samples")
-    measured = (milliseconds(base["measured_ms"]), "", uncertain(base["accuracy"], samples))
+    measured = (milliseconds(base["measured_ms"]), "", uncertain(base["accuracy"], samples, base.get("spread", 1.0)))
     table.add_row(base["name"], "", *measured, *size, end_section=True)
     if failed := {row["digest"]: row["reason"] for row in device["winners"] if row["reason"]}:
         first, of = next(iter(failed.items())), len({row["digest"] for row in device["winners"]})
@@ -192,7 +200,7 @@ def _device_table(device: Row) -> Table:
             milliseconds(row["predicted_ms"]),
             milliseconds(row["measured_ms"]),
             within,
-            uncertain(row["accuracy"], samples),
+            uncertain(row["accuracy"], samples, row.get("spread", 1.0)),
             millions(row["macs"]),
             millions(row["parameters"]),
             str(row["resolution"]),

@@ -82,11 +82,11 @@ def chosen_tables(row: Row, score: str = ACCURACY) -> RenderableType:
     speed_up = f"{row['largest_ms'] / row['predicted_ms']:.3g} × faster than the largest"
     known, base = Uncertainty.model_validate(row["uncertainty"]), row["base"]
     if "measured_accuracy" in row:
-        found = f"[bold]{uncertain(row['measured_accuracy'], known.samples)}[/] measured"
+        found = f"[bold]{uncertain(row['measured_accuracy'], known.samples, known.spread)}[/] measured"
     else:
         found = f"[bold]{predicted(row['predicted_accuracy'], known)}[/] predicted"
     facts.add_row("latency", f"[bold]{milliseconds(row['predicted_ms'])}[/] predicted", speed_up)
-    facts.add_row(score, found, escape(f"{base['name']} {uncertain(base['accuracy'], base['samples'])}"))
+    facts.add_row(score, found, escape(f"{base['name']} {uncertain(base['accuracy'], base['samples'], known.spread)}"))
     facts.add_row("size", f"{amount(row['macs'])} MACs", f"{amount(row['parameters'])} parameters")
     facts.add_row("found", escape(row["stopped"]), f"digest {row['digest']}")
     if row["architecture"]["elsewhere"]:
@@ -112,7 +112,7 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
         table.add_column(column, justify="right")
     table.add_column("digest")
     rows = [(milliseconds(winner.budget_ms), winner, ranked_by(winner, known)) for winner in front.winners]
-    measured = uncertain(largest.predicted_accuracy, known.samples)  # predictions begin with it
+    measured = uncertain(largest.predicted_accuracy, known.samples, known.spread)  # predictions begin with it
     for budget, row, accuracy in [*rows, ("largest", largest, measured)]:
         numbers = (milliseconds(row.predicted_ms), accuracy, amount(row.macs), amount(row.parameters))
         table.add_row(budget, *numbers, row.digest)

@@ -17,6 +17,7 @@ from tasks.evaluation.models import ModelSettings, create, load_part, load_weigh
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources, recalibrate_module, tallied
 from tasks.evaluation.subnets.images import pick_device
 from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
+from tasks.evaluation.uncertainty import graded
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.launcher import launch
@@ -82,6 +83,7 @@ def run(
         validation_accuracy=found["validation"].score,
         test_accuracy=found["test"].score,
         **{f"{split}_samples": len(one.each_N) for split, one in found.items()},
+        **graded(found["test"].each_N),
     ).to_json()
 
 

@@ -17,6 +17,7 @@ from tasks.evaluation.subnets import EvaluationData, EvaluationResources, tallie
 from tasks.evaluation.subnets.evaluations import accuracies_of_ends
 from tasks.evaluation.subnets.images import pick_device
 from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
+from tasks.evaluation.uncertainty import graded
 
 
 def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:
@@ -38,7 +39,7 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> Sta
     append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
     shares = {f"{split}_accuracy": one.score for split, one in found.items()}
     samples = {f"{split}_samples": len(one.each_N) for split, one in found.items()}
-    return GivenFile.model_validate({**shares, **samples}).to_json()
+    return GivenFile.model_validate({**shares, **samples, **graded(found["test"].each_N)}).to_json()
 
 
 def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: int) -> StageResult:

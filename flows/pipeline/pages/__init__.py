@@ -85,8 +85,8 @@ def base(result: BaseResult) -> Facts:
 def network(result: NetworkAccuracy) -> Facts:
     """Facts on a network that no run trains."""
     return {
-        "test accuracy": uncertain(result.test_accuracy, result.test_samples),
-        "validation accuracy": uncertain(result.validation_accuracy, result.validation_samples),
+        "test accuracy": uncertain(result.test_accuracy, result.test_samples, result.spread),
+        "validation accuracy": uncertain(result.validation_accuracy, result.validation_samples, result.spread),
     }
 
 
@@ -100,7 +100,9 @@ def ends(result: EndsAccuracy) -> Facts:
     """Accuracies of a SuperNet's largest and smallest SubNet."""
     samples = {"test": result.test_samples, "validation": result.validation_samples}
     return {
-        f"{end} SubNet, {split} accuracy": uncertain(getattr(result, f"{end}_{split}_accuracy"), samples[split])
+        f"{end} SubNet, {split} accuracy": uncertain(
+            getattr(result, f"{end}_{split}_accuracy"), samples[split], result.spread
+        )
         for end in ("largest", "smallest")
         for split in samples
     }
@@ -222,7 +224,7 @@ def front(result: Front) -> Facts:
         ),
     }
     if any(row.measured_accuracy is not None for row in rows):
-        found["validation accuracy"] = _measured((row.measured_accuracy for row in rows), result.uncertainty.samples)
+        found["validation accuracy"] = _measured((row.measured_accuracy for row in rows), result.uncertainty)
     return found
 
 
@@ -246,13 +248,14 @@ def refined(result: Front) -> Facts:
         "budgets moved": count(refinement.moved),
         "within budget": _within(row.within_budget for row in rows),
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
-        "validation accuracy": _measured((row.measured_accuracy for row in rows), result.uncertainty.samples),
+        "validation accuracy": _measured((row.measured_accuracy for row in rows), result.uncertainty),
     }
 
 
 def exported(result: Exports) -> Facts:
     """Facts on an export."""
     samples = {split: number for card in result.subnets for split, number in card.samples.items()}
+    tested = result.uncertainty.model_copy(update={"samples": samples.get("test")})
     rows, files = result.winners, [file for card in result.subnets for file in card.files.values()]
     failed = sum(file.state == "failed" for file in files)
     adapted = [card.adapted for card in result.subnets if card.adapted is not None]
@@ -266,7 +269,7 @@ def exported(result: Exports) -> Facts:
         "measured latency": _range((row.measured_ms for row in rows), milliseconds),
         "largest SubNet": milliseconds(result.largest.latency.p50_ms),
         **({"largest SubNet by the runtime's own choices": milliseconds(own.p50_ms)} if own is not None else {}),
-        "test accuracy": _measured((row.accuracy.get("test") for row in rows), samples.get("test")),
+        "test accuracy": _measured((row.accuracy.get("test") for row in rows), tested),
         "checked files": count(len(files) - failed),
         "failed files": count(failed),
     }
@@ -315,9 +318,9 @@ def _within(are_kept: Iterable[bool | None]) -> str:
     return f"{sum(map(bool, every))} of {len(every)}"
 
 
-def _measured(shares: Iterable[float | None], samples: int | None) -> str:
+def _measured(shares: Iterable[float | None], known: Uncertainty) -> str:
     """The lowest and the highest measured accuracy, with their standard errors."""
-    return _range(shares, partial(uncertain, samples=samples))
+    return _range(shares, partial(uncertain, samples=known.samples, spread=known.spread))
 
 
 def _range(values: Iterable[float | None], text: Callable[[float], str]) -> str:
@@ -393,7 +396,7 @@ def front_rows(front: Front) -> list[Facts]:
             row,
             row,
             NONE if row.within_budget is None else WITHIN[row.within_budget],
-            {"validation": uncertain(row.measured_accuracy, front.uncertainty.samples)},
+            {"validation": uncertain(row.measured_accuracy, front.uncertainty.samples, front.uncertainty.spread)},
             front.uncertainty,
         )
         for row in front.winners
@@ -408,7 +411,7 @@ def exported_rows(exports: Exports) -> list[Facts]:
             row,
             card := cards[row.digest],
             _kept(row.measured_ms, row.within_budget),
-            {split: uncertain(share, card.samples.get(split)) for split, share in row.accuracy.items()},
+            {split: uncertain(share, card.samples.get(split), card.spread) for split, share in row.accuracy.items()},
             exports.uncertainty,
         )
         for row in exports.winners
@@ -463,7 +466,7 @@ def report_rows(device: Row) -> list[Facts]:
             "predicted": milliseconds(row.get("predicted_ms")),
             "measured": milliseconds(row["measured_ms"]),
             "within budget": within,
-            "test accuracy": uncertain(row["accuracy"], device.get("test_samples")),
+            "test accuracy": uncertain(row["accuracy"], device.get("test_samples"), row.get("spread", 1.0)),
             "MACs": millions(row["macs"]),
             "parameters": millions(row["parameters"]),
             "resolution": str(row["resolution"]),

@@ -27,7 +27,7 @@ from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementation
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITIES_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
-from tasks.data.problems import CLASSIFICATION, problem_named
+from tasks.data.problems import problem_named
 from tasks.data.settings import TEACHER_FILE
 from tasks.data.source import listing_of
 from tasks.evaluation.models import ModelSettings
@@ -264,8 +264,9 @@ class Context:
         """The errors of accuracies in the precision of a device."""
         stated = AccuracyValidation.read(self.sensitivities(device).with_name(ACCURACY_VALIDATION_FILE))
         data = self.config.data
-        is_share = problem_named(data.problem, data.metric).score == CLASSIFICATION.score
-        return Uncertainty(samples=stated.samples if is_share else None, predictor_points=stated.mean_error_points)
+        samples = stated.samples if problem_named(data.problem, data.metric).is_mean else None
+        own = {"spread": stated.spread} if stated.spread < 1 else {}
+        return Uncertainty(samples=samples, predictor_points=stated.mean_error_points, **own)
 
     def implementations(self, label: str | None = None) -> Path:
         """The implementations of operators on a device."""

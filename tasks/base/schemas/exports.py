@@ -209,7 +209,8 @@ class Card(Named, Stored):
     on an int8 device that of its int8 file, if it has one. problem: the learning problem, whose score the accuracies are;
     written if it is not classification. metric: of that score; None: the problem's first one. decoding: for detectors; None:
     there is nothing to decode. adapted: set if the SubNet is exported in adapted form; accuracies are then of that form,
-    predictions of the SubNet before. samples: number behind an accuracy, by split, if it is a share of right answers.
+    predictions of the SubNet before. samples: number behind an accuracy, by split, if it is a mean over samples. spread: as in
+    `Uncertainty`.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -233,6 +234,7 @@ class Card(Named, Stored):
     decoding: Decoding | None = None
     adapted: AdaptedTensors | None = None
     samples: dict[str, int] = Field(default={})
+    spread: float = 1.0
 
 
 class MissedWinner(Record):

@@ -43,12 +43,13 @@ class Interaction(Record):
 
 
 class Sensitivities(Stored):
-    """All data of the predictor; `samples` is the size of the validation split."""
+    """All data of the predictor; `samples` is the size of the validation split. spread: as in `Uncertainty`."""
 
     STAGE: ClassVar[str] = "predict"
     KIND: ClassVar[str] = "sensitivities"
 
     samples: int = Field(gt=0)
+    spread: float = 1.0
     largest: MeasuredAccuracy
     variables: tuple[Sensitivity, ...]
     interactions: tuple[Interaction, ...] = ()
@@ -64,20 +65,26 @@ class Sensitivities(Stored):
 
 
 class AccuracyErrors(PointErrors):
-    """Errors on SubNets evaluated on `samples` samples, and the part of the errors that comes from this number."""
+    """Errors on SubNets evaluated on `samples` samples, and the part of the errors that comes from this number.
+
+    spread: as in `Uncertainty`.
+    """
 
     samples: int
+    spread: float = 1.0
     standard_error_points: float
 
 
 class Uncertainty(Record):
     """The errors of accuracies on the validation split, if they are known.
 
-    samples: of the split, if the score is a share of right answers. predictor_points: the mean error of predictions on held-out
-    SubNets.
+    samples: of the split, if the score is a mean over samples. spread: the standard deviation of the scores of single samples
+    over that of right and wrong answers with the same mean; written if answers are graded. predictor_points: the mean error
+    of predictions on held-out SubNets.
     """
 
     samples: int | None = None
+    spread: float = 1.0
     predictor_points: float | None = None
 
 

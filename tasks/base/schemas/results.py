@@ -22,16 +22,20 @@ class Result(Stored):
 
 
 class NetworkAccuracy(Record):
-    """Accuracies of the user's network, in [0, 1], and their numbers of samples."""
+    """Accuracies of the user's network, in [0, 1], and their numbers of samples. spread: as in `Uncertainty`."""
 
     validation_accuracy: float
     test_accuracy: float
     validation_samples: int | None = None
     test_samples: int | None = None
+    spread: float = 1.0
 
 
 class EndsAccuracy(Record):
-    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1], and their numbers of samples."""
+    """Accuracies of a SuperNet's largest and smallest SubNets, in [0, 1], and their numbers of samples.
+
+    spread: as in `Uncertainty`.
+    """
 
     largest_validation_accuracy: float
     smallest_validation_accuracy: float
@@ -39,6 +43,7 @@ class EndsAccuracy(Record):
     smallest_test_accuracy: float
     validation_samples: int | None = None
     test_samples: int | None = None
+    spread: float = 1.0
 
 
 class BaseResult(NetworkAccuracy, Result):

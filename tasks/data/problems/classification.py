@@ -25,6 +25,7 @@ class SeveralClasses(LearningProblem):
     name = "several_classes"
     metric = "mean top-1 accuracy of all targets"
     judged_by = score = "accuracy"
+    is_mean = True
     lacks = MappingProxyType({name: "samples have several classes" for name in LACKS_OF_PARTS if name != "timm"})
     reads = "several"
 
@@ -118,6 +119,7 @@ class Classification(LearningProblem):
     def __init__(self, judged_by: str = ACCURACY) -> None:
         self.judged_by = judged_by
         self.metric, self.score, self.lacks = JUDGED[judged_by]
+        self.is_mean = judged_by == ACCURACY
 
     def output_text(self, classes: int) -> str:
         """Description of the output: one number for each class."""

@@ -127,7 +127,7 @@ class Fidelity(LearningProblem):
     metric = score = "fidelity"
     judged_by = "fidelity"
     lacks = LACKS
-    takes_any = True
+    takes_any = is_mean = True
     reads = "images"
 
     def __init__(self, asked: Mapping[str, str | None] | None = None) -> None:

@@ -34,7 +34,7 @@ class Own(LearningProblem):
     metric = score = "score"
     judged_by = "own"
     lacks = LACKS
-    takes_any = True
+    takes_any = is_mean = True
 
     def __init__(self, source: Any = None, names: Sequence[str] | None = None) -> None:
         self._source, self._names = source, names

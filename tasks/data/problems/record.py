@@ -96,6 +96,8 @@ class LearningProblem(ABC):
     lacks: Mapping[str, str] = LACKS_OF_PARTS
     heads: Mapping[str, int] = ONE_HEAD
     reads: str = "labelled"
+    is_mean: bool = False
+    """Whether the score is the mean of the scores of single samples, so that its standard error is known."""
     takes_any: bool = False
     """Whether a network may have outputs of any number and shape."""
 

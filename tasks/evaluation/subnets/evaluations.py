@@ -29,6 +29,7 @@ from tasks.data.problems import CLASSIFICATION, LearningProblem, Tallied, other_
 from tasks.data.samples import Size
 from tasks.evaluation.subnets.images import UPDATE_SECONDS, EvaluationData, FinishedSubNets
 from tasks.evaluation.subnets.record import Accuracy
+from tasks.evaluation.uncertainty import graded
 
 
 @torch.no_grad()
@@ -299,4 +300,5 @@ def accuracies_of_ends(
         for split, ends in found.items()
         for name in ("largest", "smallest")
     }
-    return shares | {f"{split}_samples": ends.largest.total for split, ends in found.items()}
+    samples = {f"{split}_samples": ends.largest.total for split, ends in found.items()}
+    return shares | samples | graded(found["test"].largest.each, found["test"].smallest.each)

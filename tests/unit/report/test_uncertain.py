@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from flows.config import RunConfig
@@ -16,7 +17,7 @@ from tasks.base.schemas.exports import Exports
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.results import BeforeTuning, FinetuneResult
 from tasks.base.schemas.winners import Front
-from tasks.evaluation.uncertainty import standard_error, too_small, uncertain
+from tasks.evaluation.uncertainty import graded, standard_error, too_small, uncertain
 from tasks.report.headline import headline, remarks, terminal_table
 
 FEW, MANY = 30, 3000
@@ -40,6 +41,26 @@ def test_a_split_is_too_small_where_neighbours_differ_by_less_than_their_errors(
     assert too_small("test", FEW, [0.1, 0.5, 0.95]) is None
     assert too_small("test", None, shares) is None
     assert standard_error(0.5, MANY) < standard_error(0.5, FEW)
+
+
+def test_graded_scores_have_the_error_of_their_own_spread() -> None:
+    rng = np.random.default_rng(0)
+    close_N, right_N = rng.uniform(0.8, 0.9, MANY).astype(np.float16), rng.random(MANY) < 0.85
+    assert graded(right_N) == graded(right_N.astype(np.float64)) == {}, "right and wrong answers are binomial"
+    error = standard_error(0.85, MANY, **graded(close_N))
+    assert error == pytest.approx(close_N.astype(np.float64).std() / MANY**0.5, rel=0.02)
+    assert uncertain(0.85, 100, **graded(close_N)) == "85.0 ± 0.3 %"
+    assert uncertain(0.85, 100) == "85.0 ± 3.6 %"
+    assert 0 < graded(close_N)["spread"] < graded(close_N, right_N)["spread"] < 1
+
+
+def test_with_answers_as_labels_the_report_says_how_far_the_inputs_limit_it() -> None:
+    plain, report = remarks(_report(), None), _report(problem="fidelity")
+    for row in report["devices"][0]["winners"]:
+        row["spread"] = 0.5
+    line = "3000 test inputs: scores are within ± 0.46 points, a difference below 0.65 points cannot be told"
+    assert remarks(report, None)[0] == line
+    assert line not in plain
 
 
 def _report(**more: Any) -> dict[str, Any]:
@@ -98,7 +119,7 @@ def test_prefect_tells_of_a_search_with_errors() -> None:
 
 
 def test_prefect_tells_of_an_export_with_errors() -> None:
-    card = SimpleNamespace(digest="a", samples={"test": FEW}, files={}, adapted=None, macs=1, parameters=1)
+    card = SimpleNamespace(digest="a", samples={"test": FEW}, spread=1.0, files={}, adapted=None, macs=1, parameters=1)
     largest = SimpleNamespace(latency=SimpleNamespace(p50_ms=1.0), own_choices=None)
     parts: dict[str, Any] = {"subnets": (card,), "largest": largest, "uncertainty": KNOWN}
     exports = cast("Exports", SimpleNamespace(winners=_winners(accuracy={"test": 0.5}), **parts))
