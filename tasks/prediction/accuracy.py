@@ -104,7 +104,7 @@ def sensitivities(space: Any, measured: Sequence[Accuracy]) -> Sensitivities:
         choices = tuple(variable.choices)
         per_choice = tuple(largest if choice == variable.default else next(following) for choice in choices)
         rows.append(Sensitivity(variable=variable.name, choices=choices, measured=per_choice))
-    spread = graded(*(found.each for found in measured))
+    spread = graded(*(found.each for found in measured if found.scores))
     return Sensitivities(samples=measured[0].total, largest=largest, variables=tuple(rows), **spread)
 
 
@@ -218,7 +218,7 @@ def validate(predictor: AccuracyPredictor, codes: Codes, measured: Sequence[Accu
     """Predicted against measured accuracy of held-out SubNets (n, V): errors in points, Kendall's tau."""
     accuracy = np.array([found.share for found in measured])
     predicted, samples = predictor.predict(codes), predictor.table.samples
-    spread = graded(*(found.each for found in measured))
+    spread = graded(*(found.each for found in measured if found.scores))
     errors = AccuracyErrors(
         samples=samples,
         standard_error_points=100 * float(np.mean([standard_error(a, samples, **spread) for a in accuracy])),

@@ -301,4 +301,5 @@ def accuracies_of_ends(
         for name in ("largest", "smallest")
     }
     samples = {f"{split}_samples": ends.largest.total for split, ends in found.items()}
-    return shares | samples | graded(found["test"].largest.each, found["test"].smallest.each)
+    tested = found["test"]
+    return shares | samples | graded(*(one.each for one in (tested.largest, tested.smallest) if one.scores))
