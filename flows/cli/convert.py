@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from rich.table import Table
 
@@ -16,13 +17,17 @@ FORM = f"autotailor convert IN{MODEL_END} OUT{MODEL_END}"
 
 
 class ConvertConfig(BaseModel):
-    """check: outputs are compared after each rule. seed: of the inputs for that. fewest: fewer nodes matter more than speed."""
+    """check: outputs are compared after each rule. seed: of the inputs for that. fewest: fewer nodes matter more than speed.
+
+    inputs: a file of arrays in the place of random inputs.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     check: bool = True
     seed: int = Field(default=0, ge=0)
     fewest: bool = False
+    inputs: Path | None = None
 
 
 def check(arguments: Arguments) -> Arguments:
@@ -48,7 +53,8 @@ def execute(arguments: Arguments, config: ConvertConfig) -> Answer:
     from tasks.base.artifacts import write_bytes
 
     source, target = map(Path, arguments.words)
-    found = tailor_ir.convert(source, check=config.check, seed=config.seed, fewest=config.fewest)
+    inputs = None if config.inputs is None else _arrays(config.inputs, config.check)
+    found = tailor_ir.convert(source, check=config.check, seed=config.seed, fewest=config.fewest, inputs=inputs)
     try:
         write_bytes(target, found.model.SerializeToString())
     except OSError as error:
@@ -63,6 +69,17 @@ def execute(arguments: Arguments, config: ConvertConfig) -> Answer:
     }
     _show(answer, Terminal())
     return answer
+
+
+def _arrays(file: Path, is_checked: bool) -> dict[str, np.ndarray]:
+    """The arrays of a file by name. UserError: it cannot be read, or nothing is checked."""
+    from tasks.data.unlabelled import ARRAYS, read_arrays
+
+    if not is_checked:
+        raise UserError("inputs", f"'{file}' with check=false", next_step="leave one out: inputs are for the check")
+    if file.suffix not in ARRAYS:
+        raise UserError("inputs", f"'{file}'", allowed=f"a file with {', '.join(ARRAYS)}")
+    return read_arrays(file)
 
 
 def _show(answer: Answer, terminal: Terminal) -> None:

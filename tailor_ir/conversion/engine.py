@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import shape_inference
@@ -196,20 +197,27 @@ class _Converter:
         return True
 
 
-def convert(network: onnx.ModelProto | Path, *, check: bool = True, seed: int = 0, fewest: bool = False) -> Conversion:
+def convert(
+    network: onnx.ModelProto | Path,
+    *,
+    check: bool = True,
+    seed: int = 0,
+    fewest: bool = False,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> Conversion:
     """The same network with fewer nodes; names, types and order of its inputs and outputs stay.
 
     fewest: halves of Gelus go into convolutions, too: fewer nodes, which runtimes run slower.
 
-    With `check` the outputs on random inputs after each rule are compared with those before it and with the original's by
-    onnxruntime. A rule that changes them by more than 1e-5 is undone, and named in the result. TailorError: no ONNX model, or
-    one that onnxruntime cannot run.
+    With `check` the outputs on the first 64 of `inputs` (by name; None: random ones) after each rule are compared with those
+    before it and with the original's by onnxruntime. A rule that changes them by more than 1e-5 is undone, and named in the
+    result. TailorError: no ONNX model, one that onnxruntime cannot run, or inputs that do not fit it.
     """
     model = load_onnx(network) if isinstance(network, Path) else network
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
     if opset < OLDEST_OPSET:
         raise TailorError(f"conversion: the file has opset {opset}; allowed: {OLDEST_OPSET} or later; export it again")
-    converter = _Converter(model, examine(model, seed) if check else None)
+    converter = _Converter(model, examine(model, seed, inputs) if check else None)
     converter.convert(RULES | {"halves of Gelu": partial(fold_before, halves=True)} if fewest else RULES)
     converted = converter.whole(converter.model)
     try:

@@ -72,14 +72,25 @@ def random_operator(graph: onnx.GraphProto) -> str | None:
     return None
 
 
-def examine(model: onnx.ModelProto, seed: int) -> Examination:
-    """Random inputs that the model takes, and its outputs. TailorError for a model that onnxruntime cannot run."""
+def examine(model: onnx.ModelProto, seed: int, given: Mapping[str, np.ndarray] | None = None) -> Examination:
+    """Inputs that the model takes, and its outputs. given: inputs by name ("" for the only one); None: random ones.
+
+    TailorError for a model that onnxruntime cannot run, and for inputs that do not fit it.
+    """
     reason = ""
     if found := random_operator(model.graph):
         raise TailorError(
             f"conversion: the model has {found}, whose results differ in each run; allowed: models whose outputs can be "
             "compared; check=false converts without comparing outputs"
         )
+    if given is not None:
+        inputs = _taken(model, given)
+        try:
+            return Examination(inputs, run(model, inputs))
+        except Exception as error:
+            raise TailorError(
+                f"conversion: onnxruntime cannot run the model on the inputs ({first_line(error)[:200]})"
+            ) from error
     for free in FREE_SIZES:
         inputs = dict(_inputs(model, free, np.random.default_rng(seed)))
         try:
@@ -97,6 +108,37 @@ def examine(model: onnx.ModelProto, seed: int) -> Examination:
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or its type without one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+MOST_TAKEN = 64
+"""Largest number of given samples that are compared, if the file leaves their number open."""
+
+
+def _taken(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The first samples of the model's inputs, in its types. TailorError: an array is missing, or has another shape or type."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    wanted = [info for info in model.graph.input if info.name not in stored]
+    found = {}
+    for info in wanted:
+        array = given.get(info.name, given.get("") if len(wanted) == 1 else None)
+        sizes = [size.dim_value if size.dim_value > 0 else None for size in info.type.tensor_type.shape.dim]
+        if array is None:
+            names = ", ".join(name or "one without a name" for name in given)
+            raise TailorError(
+                f"conversion: inputs have no '{info.name}' (arrays: {names}); allowed: an array for each input of the file"
+            )
+        taken = array[: sizes[0] or MOST_TAKEN] if sizes and array.ndim else array
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+        fits = len(sizes) == taken.ndim and all(
+            size in (None, own) for size, own in zip(sizes, taken.shape, strict=True)
+        )
+        if not fits or not np.can_cast(taken.dtype, kind, "same_kind"):
+            shape = " x ".join("any" if size is None else str(size) for size in sizes)
+            raise TailorError(
+                f"conversion: input '{info.name}' is {array.dtype} {array.shape}; allowed: {kind} of {shape}"
+            )
+        found[info.name] = taken.astype(kind)
+    return found
 
 
 def _inputs(model: onnx.ModelProto, free: int, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray]]:

@@ -151,3 +151,24 @@ def test_bad_input_is_one_line(
     assert told.count("\n") == 1
     assert re.search(line.replace("?", r"\?"), told), told
     assert not (folder / "out.onnx").exists()
+
+
+def test_the_check_takes_the_users_inputs(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = source.with_name("inputs.npz")
+    np.savez(file, x=weights(70, 4, 6, 6), labels=np.zeros(70))
+    assert 0 <= convert(source, f"inputs={file}")["difference"] <= 1e-5, "labels are no inputs"
+    np.savez(file, x=weights(2, 4, 6, 6))
+    assert 0 <= convert(source, f"inputs={file}")["difference"] <= 1e-5
+    for array, told in (
+        ({"x": np.zeros((2, 4, 6), np.float32)}, r"input 'x' is float32 \(2, 4, 6\); allowed: float32 of "),
+        (
+            {"x": np.zeros((2, 5, 6, 6), np.float32)},
+            r"input 'x' is float32 \(2, 5, 6, 6\)|cannot run the model on the given inputs",
+        ),
+        ({"y": np.zeros(3)}, r"no inputs 'x' \(arrays: y\)"),
+    ):
+        np.savez(file, **array)
+        assert main(["convert", str(source), str(source.with_name("o.onnx")), f"inputs={file}"]) == 2
+        assert re.search(told, capsys.readouterr().err)
+    assert main(["convert", str(source), str(source.with_name("o.onnx")), f"inputs={file}", "check=false"]) == 2
+    assert "inputs are for the check" in capsys.readouterr().err
