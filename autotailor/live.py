@@ -73,7 +73,7 @@ def _of_module(module: nn.Module) -> Iterator[bytes]:
 
 
 def _of_data(data: Data) -> Iterator[bytes]:
-    for name in ("train", "validation", "test"):
+    for name in ("train", "validation", "test", "labelled"):
         given = getattr(data, name)
         if given is None:
             continue

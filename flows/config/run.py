@@ -344,19 +344,19 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
     @field_validator("data")
     @classmethod
     def _pictures_have_the_size_of_the_file(cls, value: DataSettings, info: ValidationInfo) -> DataSettings:
-        """Pictures without labels get channels, height and width of the .onnx file's input, unless they are given."""
+        """Samples without labels get the shape of the .onnx file's input, unless it is given."""
         model = info.data.get("model")
         if value.kind != "unlabelled" or value.shape is not None or model is None or model.path is None:
             return value
-        if not model.path.is_file() or value.path is None or not value.path.is_dir():
+        if not model.path.is_file() or value.path is None or not (value.path.is_dir() or value.path.suffix == ".txt"):
             return value
         from tasks.evaluation.models.creation import sizes_of_file  # on demand, because it loads onnx and torch
 
         sizes = sizes_of_file(model.path)
-        if len(sizes) != 3 or None in sizes:
+        if not sizes or None in sizes:
             got = "x".join("?" if size is None else str(size) for size in sizes)
             raise ValueError(
-                f"data.shape: the input of '{model.path}' is {got} for each sample; give data.shape=[CHANNELS,HEIGHT,WIDTH]"
+                f"data.shape: the input of '{model.path}' is {got} for each sample; give data.shape=[C,HEIGHT,WIDTH] or [T]"
             )
         return value.model_copy(update={"shape": sizes})
 

@@ -75,7 +75,8 @@ WHOLE_EPOCH = EpochPart()
 class Dataset:
     """One split. `len()` counts samples; `problem` is their learning problem, `form` their shape.
 
-    notes: warnings for the user about the data, one line each. split: its name; None: a selection of samples without one.
+    source: all samples. notes: warnings for the user about the data, one line each. split: its name; None: a selection of
+    samples without one.
     """
 
     def __init__(self, settings: DataSettings, source: Source, indices: np.ndarray, split: Split | None = None) -> None:
@@ -87,7 +88,7 @@ class Dataset:
         source.outputs = settings.own_problem.outputs if settings.own_problem else None
         self.problem: LearningProblem = problem_named(settings.problem, settings.metric).fitted(source)
         self.form: AnyForm = form_of(settings, source.scaling)
-        self._source = source
+        self.source = source
         self._indices, self._first = indices, np.arange(min(FIRST, len(source.labels)))
         self._mean, self._deviation = scale_of_images(settings, settings.channels)
         self._scales = [_scale_of(settings, one) for one in (source.scaling.inputs or {}).values()]
@@ -108,7 +109,7 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """A digest of the indices, order and labels of the samples; their content does not count."""
-        labels = np.ascontiguousarray(self._source.labels[self._indices], "<i8")
+        labels = np.ascontiguousarray(self.source.labels[self._indices], "<i8")
         parts = (np.ascontiguousarray(self._indices, "<i8"), labels)
         return digest_of(*(hashlib.sha256(part.tobytes()).hexdigest() for part in parts))
 
@@ -160,14 +161,14 @@ class Dataset:
         if seed is not None:
             limit = self.steps(batch_size) * batch_size + part.last
             rng = np.random.default_rng((seed, epoch))
-            order = self._source.shuffled(order, rng, batch_size)
+            order = self.source.shuffled(order, rng, batch_size)
             if settings.augment if augment is None else augment:
                 draws = rng.random((len(order), DRAWS), dtype=np.float32)
         for first in range(part.start * batch_size, limit, batch_size):
             rows = np.array_split(np.arange(first, min(first + batch_size, limit)), part.world)[part.rank]
             if len(rows):
                 own = None if draws is None else draws[rows]
-                x, target = self.problem.samples(self._source, order[rows], own)
+                x, target = self.problem.samples(self.source, order[rows], own)
                 x = self._normalised(x)
                 if settings.teacher is not None:
                     target = answers(self._teacher, resize(x, self.form.size))
@@ -178,7 +179,7 @@ class Dataset:
         """The network whose answers are the targets. Kinds of its outputs are found by its answers to the first samples."""
         assert self.settings.teacher is not None
         teacher = OnnxNetwork(self.settings.teacher)
-        first, _ = self.problem.samples(self._source, self._first, None)
+        first, _ = self.problem.samples(self.source, self._first, None)
         assert isinstance(self.problem, Fidelity)
         self.problem.find_kinds(answers(teacher, resize(self._normalised(first), self.form.size)))
         return teacher

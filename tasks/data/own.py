@@ -38,6 +38,7 @@ class Data:
     arguments; everything else is a target. For samples with several inputs without names: their names. classes: names of
     classes, if targets are classes. preparation: how an application makes a sample, for cards and bundles: words, a transform
     of torchvision or timm, or a configuration of `timm.data.resolve_data_config`; None: the attribute `transform` of a Dataset.
+    labelled: samples with targets for the true score, if the targets of the others are a network's answers.
     """
 
     train: Any
@@ -46,6 +47,7 @@ class Data:
     inputs: Sequence[str] | None = None
     classes: Sequence[str] = ()
     preparation: Any = None
+    labelled: Any = None
 
 
 def data_of(given: Any, where: str) -> Data:
@@ -145,7 +147,8 @@ class _Batch(NamedTuple):
     targets: Nested | None
 
 
-def _function(option: str, name: str | None) -> UserFunction | None:
+def function_of(option: str, name: str | None) -> UserFunction | None:
+    """The user's function of an option of `problem`."""
     return None if name is None else UserFunction(f"problem.{option} '{name}'", name)
 
 
@@ -159,12 +162,12 @@ class OwnSamples(Source):
 
     def __init__(self, settings: DataSettings, data: Data | None = None) -> None:
         """data: the samples; None: those that the function in the settings gives. UserError: these cannot be read."""
-        self._where = f"data.name '{settings.name}'" if data is None else f"data.path '{settings.path}'"
-        self._data = self._called(settings) if data is None else data
-        parts = {name: getattr(self._data, name) for name in ("train", "validation", "test")}
+        self._where = f"data.name '{settings.name}'" if settings.kind == "own" else f"data.path '{settings.path}'"
+        self.data = self._called(settings) if data is None else data
+        parts = {name: getattr(self.data, name) for name in ("train", "validation", "test")}
         self._parts = {name: Samples(one, f"{self._where}, {name}") for name, one in parts.items() if one is not None}
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="samples")
-        self._names = tuple(settings.names or self._data.inputs or ())
+        self._names = tuple(settings.names or self.data.inputs or ())
         sizes = {name: len(one) for name, one in self._parts.items()}
         self._ends = np.cumsum(list(sizes.values()))
         self.given = consecutive(sizes)
@@ -175,8 +178,8 @@ class OwnSamples(Source):
         self.scaling = self._scaling()
         self.notes = self._of_random_shares()
         problem = settings.own_problem
-        self.loss = None if problem is None else _function("loss", problem.loss)
-        self.score = None if problem is None else _function("score", problem.score)
+        self.loss = None if problem is None else function_of("loss", problem.loss)
+        self.score = None if problem is None else function_of("score", problem.score)
 
     def _called(self, settings: DataSettings) -> Data:
         """The samples that the user's function gives."""
@@ -194,8 +197,8 @@ class OwnSamples(Source):
         return np.concatenate([one for one in known if one is not None])
 
     def _class_names(self, settings: DataSettings) -> tuple[str, ...]:
-        if self._data.classes:
-            return tuple(map(str, self._data.classes))
+        if self.data.classes:
+            return tuple(map(str, self.data.classes))
         count = settings.classes or (int(self.labels.max()) + 1 if self.labels.any() else 0)
         return tuple(map(str, range(count)))
 
@@ -211,7 +214,7 @@ class OwnSamples(Source):
         words = None if one.is_floating_point() else self._largest(name) + 1
         transform = self._transform if words is None and len(self._example.inputs) == 1 else None
         steps = None if transform is None else steps_of(transform, shape)
-        own = self._data.preparation if isinstance(self._data.preparation, str) else ""
+        own = self.data.preparation if isinstance(self.data.preparation, str) else ""
         return GivenPreparation(
             shape=shape,
             size=shape,
@@ -224,7 +227,7 @@ class OwnSamples(Source):
     @property
     def _transform(self) -> Any:
         """The transform that an application applies, too: the given one, or that of a split without random parts."""
-        given = self._data.preparation
+        given = self.data.preparation
         if isinstance(given, str):
             return None
         if given is not None:

@@ -134,6 +134,8 @@ OPTIONS_OF_KINDS = {
     "options": ("own", "unlabelled"),
     "names": ("own", "unlabelled"),
     "shape": ("unlabelled",),
+    "tokens": ("unlabelled",),
+    "labelled": ("unlabelled", "own"),
 }
 """Options of a few kinds."""
 PUBLISHED = ("cifar10", "cifar100", "imagenet")
@@ -190,7 +192,8 @@ class OwnProblem(BaseModel):
     loss: str | None = None
     """own: `module:function` or `FILE.py:function`; loss(outputs, targets) gives the mean over the batch."""
     score: str | None = None
-    """own: likewise; score(outputs, targets) gives a number in [0, 1] for each sample, higher is better."""
+    """own: likewise; score(outputs, targets) gives a number in [0, 1] for each sample, higher is better. fidelity: the true
+    score on `data.labelled`; null: accuracy."""
     outputs: dict[str, OutputKind | None] | None = None
     """Names of the network's outputs, in their order, if loss and score take them by name; and, for fidelity, how each is
     compared (null: found from the network's answers)."""
@@ -204,9 +207,10 @@ class OwnProblem(BaseModel):
     def _check(self) -> "OwnProblem":
         for name in ("loss", "score"):
             function = getattr(self, name)
-            if (function is not None) != (self.kind == "own"):
-                needs = "needs problem.loss and problem.score" if self.kind == "own" else "takes no loss and no score"
-                raise ValueError(f"problem={self.kind} {needs}")
+            if function is None and self.kind == "own":
+                raise ValueError("problem=own needs problem.loss and problem.score")
+            if function is not None and self.kind == "fidelity" and name == "loss":
+                raise ValueError("problem=fidelity takes no loss: it follows from the answers of the network")
             if function is not None and not is_function_name(function):
                 raise ValueError(f"problem.{name}={function} is not of the form module:function or FILE.py:function")
         return self
@@ -240,11 +244,22 @@ class DataSettings(BaseModel):
     in the file (kind unlabelled).
     """
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    """Channels, height and width of pictures, or height, width and channels (kind unlabelled); null: those of the .onnx file's
-    input, or `channels` and `resolution`.
+    """Channels, height and width of pictures, or height, width and channels, or the shape of a sound or a text (kind unlabelled);
+    null: those of the .onnx file's input, or `channels` and `resolution`.
+    """
+    tokens: str | None = None
+    """The numbers of a text's line (kind unlabelled): `bytes`, those of UTF-8, or the path of a `vocabulary.json`, its words.
+    """
+    class_order: tuple[int, ...] | None = None
+    """The order of a trained network's outputs, if it is not that of the data's classes: for each output the number of its
+    class, from 0 in the order of the classes' names. Class names, and so cards, then have the network's order.
     """
     own_problem: OwnProblem | None = None
     """The problem, if it does not follow from the kind (options of `problem`)."""
+    labelled: Annotated[Path | None, OutsideKey("nothing is trained or chosen by it")] = None
+    """Samples with targets, by which the true score is stated beside the fidelity (problem fidelity): a folder with a folder of
+    pictures for each class, or a file of arrays, of which `labels` or `targets` are the targets.
+    """
     teacher: Annotated[Path | None, OutsideKey("the network's own key counts")] = None
     """The network whose answers are the targets (problem fidelity), as an .onnx file; runs set it."""
     head: Literal["ssdlite", "retinanet", "fcos"] | None = Field(
@@ -324,6 +339,8 @@ class DataSettings(BaseModel):
                 raise ValueError(
                     f"data.{option}={getattr(self, option)} is for data.kind={' and '.join(kinds)}, not {self.kind}"
                 )
+        if self.labelled is not None and self.problem != "fidelity":
+            raise ValueError(f"data.labelled={self.labelled} is for problem=fidelity, not {self.problem}")
         if self.kind in BOXED and self.head is None:
             raise ValueError(f"data.kind={self.kind} needs data.head=ssdlite, retinanet or fcos")
         if self.kind not in BOXED and self.head is not None:

@@ -361,11 +361,14 @@ def check_name(path: str) -> None:
 def listing_of(root: Path) -> str:
     """A digest of all files of a folder, by relative name, size and time of change.
 
-    UserError: a file cannot be read, e.g. a broken link.
+    A file is listed alone. UserError: a file cannot be read, e.g. a broken link.
     """
-    require_folder(root)
+    if not root.is_file():
+        require_folder(root)
     rows = []
-    for folder, folders, names in os.walk(root, followlinks=True):
+    for folder, folders, names in (
+        [(root.parent, [], [root.name])] if root.is_file() else os.walk(root, followlinks=True)
+    ):
         folders.sort()
         for name in sorted(names):
             file = Path(folder) / name
@@ -376,5 +379,7 @@ def listing_of(root: Path) -> str:
                 raise unreadable(file, error) from error
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"data file '{file}'", "is a pipe, socket or device", next_step="remove it")
-            rows.append([str(file.relative_to(root)), status.st_size, status.st_mtime_ns])
+            rows.append(
+                [str(file.relative_to(root)) if root.is_dir() else file.name, status.st_size, status.st_mtime_ns]
+            )
     return digest_of(rows)

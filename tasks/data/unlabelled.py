@@ -1,12 +1,14 @@
-"""Samples without labels, pictures or arrays: the network's own answers are the targets.
+"""Samples without labels, pictures, sounds, lines of a text, or arrays: the network's own answers are the targets.
 
 Legend: B batch, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from PIL import Image
 from pydantic import ValidationError
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from adaptive_runtime.samples.inputs import GivenPreparation
+from adaptive_runtime.base.errors import AdaptiveError
+from adaptive_runtime.samples.inputs import GivenPreparation, Vocabulary, fitted
 from adaptive_runtime.samples.pictures import PictureSteps
 from tasks.base.errors import UserError, shortened
 from tasks.data.batches import Inputs
 from tasks.data.images import decoded
-from tasks.data.own import Data, OwnSamples
+from tasks.data.own import Data, OwnSamples, function_of
 from tasks.data.settings import IMAGENET_MEAN, DataSettings
 from tasks.data.source import UNSCALED, Source, check_files, require_folder
 
@@ -30,31 +33,102 @@ ARRAYS = (".npz", ".npy", ".safetensors", ".parquet")
 """Files of arrays whose first axis is that of the samples."""
 PICTURE_OPTIONS = ("colours", "fit", "scaled", "interpolation", "fill", "largest")
 """Fields of `PictureSteps` in `data.options`; the others follow from the settings."""
+LINES = ".txt"
+SOUNDS = (".wav", ".wave")
 FEWEST_SAMPLES = 24
 """With fewer samples no split has enough of them."""
 
 
 def unlabelled(settings: DataSettings) -> Source:
-    """The samples of a folder of pictures, or of a file of arrays. UserError: there are none, or too few."""
+    """The samples of a folder of pictures or sounds, or of a file of arrays or lines. UserError: there are none, or too few."""
     path = settings.path
     assert path is not None
     where = f"data.path '{path}'"
     if path.is_file():
+        if path.suffix == LINES:
+            return _lines(settings, where)
         if path.suffix not in ARRAYS:
-            raise UserError(
-                where, f"is a {path.suffix or 'plain'} file", allowed=f"a folder of pictures, or {', '.join(ARRAYS)}"
-            )
+            allowed = f"a folder of pictures or sounds, or {', '.join((*ARRAYS, LINES))}"
+            raise UserError(where, f"is a {path.suffix or 'plain'} file", allowed=allowed)
         return Arrays(settings, where, read_arrays(path))
     require_folder(path)
     check_files(path)
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
-    _check_count(where, len(files), "pictures")
-    return Pictures(settings, files)
+    sounds = sorted(file for file in path.rglob("*") if file.suffix.lower() in SOUNDS)
+    if files and sounds:
+        raise UserError(where, f"{len(files)} pictures and {len(sounds)} sounds", allowed="files of one kind")
+    _check_count(where, len(files or sounds), "sounds" if sounds else "pictures")
+    return _sounds(settings, sounds) if sounds else Pictures(settings, files)
 
 
 def _check_count(where: str, count: int, called: str) -> None:
     if count < FEWEST_SAMPLES:
         raise UserError(where, f"{count} {called}", allowed=f"{FEWEST_SAMPLES} or more; a few hundred say more")
+
+
+class Waveforms:
+    """The middle of each sound in [-1, 1], as long as the network's input; shorter sounds are filled up with zeros."""
+
+    def __init__(self, files: Sequence[Path], shape: tuple[int, ...]) -> None:
+        self._files, self._shape = files, shape
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        from tasks.data.signals.sounds import read_sound
+
+        sound_T, _ = read_sound(self._files[number], f"'{self._files[number]}'")
+        return fitted(sound_T, math.prod(self._shape)).reshape(self._shape).astype(np.float32)
+
+
+def _sounds(settings: DataSettings, files: Sequence[Path]) -> OwnSamples:
+    """Sounds of one sampling rate as waveforms. UserError: rates differ, or the network takes no waveform."""
+    from tasks.data.signals.sounds import same_rate
+
+    shape = _of_one_axis(settings, "of sounds")
+    with ThreadPoolExecutor(settings.workers) as pool:
+        rate_hz = same_rate(files, [f"'{file}'" for file in files], pool)
+    described = (
+        f"one channel in [-1, 1] at {rate_hz} Hz, the middle {math.prod(shape)} numbers of a sound, or zeros beside it"
+    )
+    return OwnSamples(settings, Data(Waveforms(files, shape), preparation=described))
+
+
+def _of_one_axis(settings: DataSettings, called: str) -> tuple[int, ...]:
+    """The shape of a sample of which one axis alone is longer than 1. UserError: it is another, or unknown."""
+    shape = settings.shape or ()
+    if sum(size > 1 for size in shape) != 1:
+        raise UserError("data.shape", f"{list(shape) or 'null'}", allowed=f"[LENGTH] or [1,LENGTH], {called}")
+    return shape
+
+
+def _lines(settings: DataSettings, where: str) -> OwnSamples:
+    """The lines of a text as numbers. UserError: it cannot be read, or how lines become numbers is not known."""
+    assert settings.path is not None
+    try:
+        lines = [line for line in settings.path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(where, f"cannot be read ({shortened(error)})", allowed="UTF-8") from error
+    _check_count(where, len(lines), "lines")
+    shape = _of_one_axis(settings, "of texts")
+    length = math.prod(shape)
+    if settings.tokens == "bytes":
+        cut = [line.encode()[:length] for line in lines]
+        tokens = np.array([[*line, *(0,) * (length - len(line))] for line in cut], np.int64)
+        described = f"the first {length} bytes of a text in UTF-8, filled up with 0"
+    elif settings.tokens is not None and Path(settings.tokens).is_file():
+        try:
+            tokens = Vocabulary.from_file(Path(settings.tokens)).tokens(lines, length)
+        except AdaptiveError as error:
+            raise UserError("data.tokens", str(error), allowed="bytes, or a vocabulary.json") from error
+        described = f"the numbers of the first {length} words of a text by `{Path(settings.tokens).name}`"
+    else:
+        known = "own tokenisers give an .npz file of numbers: data.path=FILE.npz"
+        raise UserError(
+            "data.tokens", f"{settings.tokens}", allowed="bytes, or the path of a vocabulary.json", next_step=known
+        )
+    return OwnSamples(settings, Data(tokens.reshape(-1, *shape), preparation=described))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -77,6 +151,37 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UserError(
             f"data file '{path}'", f"cannot be read ({shortened(error)})", next_step="write it anew"
         ) from error
+
+
+TARGETS = ("labels", "targets")
+"""Arrays of a file of labelled samples that are targets."""
+
+
+def labelled(settings: DataSettings, opened: Source | None) -> Source | None:
+    """The samples of `data.labelled`, or those of the user's own data (`opened` before), with targets; None: there are none."""
+    path = settings.labelled
+    if path is None:
+        own = (opened if isinstance(opened, OwnSamples) else OwnSamples(settings)).data
+        given = replace(own, train=own.labelled, validation=None, test=None)
+        return None if own.labelled is None else OwnSamples(settings, given)
+    where, at = f"data.labelled '{path}'", settings.model_copy(update={"path": path})
+    if path.is_file():
+        arrays = read_arrays(path) if path.suffix in ARRAYS else {}
+        target = next((name for name in TARGETS if name in arrays), "")
+        inputs = settings.names or tuple(name for name in arrays if name not in TARGETS)
+        if not target or not inputs or not set(inputs) <= set(arrays):
+            allowed = (
+                f"{', '.join(settings.names or ('the inputs',))} and 'labels' or 'targets', in {', '.join(ARRAYS)}"
+            )
+            raise UserError(where, f"arrays {', '.join(arrays) or 'none'}", allowed=allowed)
+        kept = {name: arrays[name] for name in (*inputs, target)}
+        return OwnSamples(at, Data(kept, inputs=inputs))
+    require_folder(path)
+    check_files(path)
+    files = [file for file in sorted(path.glob("*/**/*")) if file.suffix.lower() in IMG_EXTENSIONS]
+    if not files:
+        raise UserError(where, "no pictures in folders", allowed="a folder of pictures for each class")
+    return LabelledPictures(at, files)
 
 
 class Arrays(OwnSamples):
@@ -151,3 +256,19 @@ def steps_of(settings: DataSettings) -> PictureSteps:
         first = error.errors()[0]
         place = ".".join(map(str, ("data.options", *first["loc"])))
         raise UserError(place, f"{first['input']!r}", allowed=first["msg"]) from error
+
+
+class LabelledPictures(Pictures):
+    """Pictures in a folder for each class, for the true score. loss, score: as of `OwnSamples`."""
+
+    has_targets = True
+    loss = None
+
+    def __init__(self, settings: DataSettings, files: list[Path]) -> None:
+        super().__init__(settings, files)
+        folder = settings.path
+        assert folder is not None
+        classes = [file.relative_to(folder).parts[0] for file in files]
+        self.class_names = tuple(sorted(set(classes)))
+        self.labels = np.array([self.class_names.index(name) for name in classes])
+        self.score = function_of("score", settings.own_problem.score) if settings.own_problem else None

@@ -14,6 +14,7 @@ import numpy as np
 
 from tasks.base.errors import UserError
 from tasks.data.batches import tensors
+from tasks.data.problems.classification import Classification
 from tasks.data.problems.own import LACKS
 from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, joined, resized
 from tasks.data.torch_later import functional, torch
@@ -210,6 +211,25 @@ class Fidelity(LearningProblem):
 
     def _of(self, taught: Sequence[torch.Tensor]) -> tuple[str, ...]:
         return self._kinds or self.find_kinds(tuple(taught))
+
+
+class TrueClasses(Classification):
+    """The accuracy on samples with classes of a network whose targets are another network's answers."""
+
+    def counted(self, outputs: Any, target: torch.Tensor) -> tuple[Any, ...]:
+        """As for classification. UserError: the network does not give a number for each of the classes."""
+        given, *others = tensors(outputs)
+        is_class = isinstance(target, torch.Tensor) and target.ndim == 1 and not target.is_floating_point()
+        if not is_class or others or given.ndim != 2 or given.shape[1] <= int(target.max()):
+            shapes = " and ".join(str(tuple(one.shape[1:])) for one in (given, *others))
+            called = f"classes up to number {int(target.max())}" if is_class else "targets that are no classes"
+            raise UserError(
+                "data.labelled",
+                f"{called} for outputs {shapes}",
+                allowed="one output with a number for each class",
+                next_step="give problem.score=FILE.py:function, a score(outputs, targets) of your own",
+            )
+        return super().counted(given, target.long())
 
 
 def _kullback_leibler(logits_MK: torch.Tensor, taught_MK: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ class Own(LearningProblem):
                 f"gives {got}",
                 allowed=f"a number in [0, 1] for each of {count} samples, or one",
             )
-        return count * float(self.loss(outputs, target, 0.0)), scores_N
+        return 0.0 if self._source.loss is None else count * float(self.loss(outputs, target, 0.0)), scores_N
 
     def judged(self, facts: Sequence[Sequence[Any]]) -> Tallied:
         """The mean score, each score, and the mean loss."""

@@ -111,7 +111,7 @@ class WavClips:
         assert settings.clip_s is not None
         self._files, self._names = files, names
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="decode")
-        rate_hz = self._same_rate(list(self._pool.map(_rate_hz, files, names)))
+        rate_hz = same_rate(files, names, self._pool)
         samples = round(settings.clip_s * rate_hz)
         self.spectrogram = spectrogram_of(SOUND_WINDOW_S, rate_hz, samples, settings.resolution)
 
@@ -121,25 +121,26 @@ class WavClips:
         return torch.from_numpy(np.concatenate(list(self._pool.map(self._one, indices, rows))))
 
     def _one(self, index: int, draws_D: np.ndarray | None) -> NDArray[np.float32]:
-        sound_T, _ = _read(self._files[index], self._names[index])
+        sound_T, _ = read_sound(self._files[index], self._names[index])
         place, loudness = (0.5, 0.5) if draws_D is None else draws_D[:2]
         clip_T = fitted(sound_T, self.spectrogram.samples, place) * np.float32(LOUDER ** (2 * loudness - 1))
         return self.spectrogram.of(np.clip(clip_T, -1, 1)[None])
 
-    def _same_rate(self, rates_hz: Sequence[int]) -> int:
-        """The sampling rate of all files."""
-        first_hz = rates_hz[0]
-        for name, rate_hz in zip(self._names, rates_hz, strict=True):
-            if rate_hz != first_hz:
-                allowed = f"{first_hz} Hz, as {self._names[0]}"
-                raise UserError(f"sound {name}", f"{rate_hz} Hz", allowed=allowed, next_step="resample it")
-        if not 1000 <= first_hz <= 192_000:
-            where, got = f"sound {self._names[0]}", f"{first_hz} Hz"
-            raise UserError(where, got, allowed="1000 to 192000 Hz", next_step="resample it")
-        return first_hz
+
+def same_rate(files: Sequence[Path], names: Sequence[str], pool: ThreadPoolExecutor) -> int:
+    """The sampling rate of all files [Hz]. UserError: one has another rate than the first, or the rate is out of range."""
+    rates_hz = list(pool.map(_rate_hz, files, names))
+    first_hz = rates_hz[0]
+    for name, rate_hz in zip(names, rates_hz, strict=True):
+        if rate_hz != first_hz:
+            allowed = f"{first_hz} Hz, as {names[0]}"
+            raise UserError(f"sound {name}", f"{rate_hz} Hz", allowed=allowed, next_step="resample it")
+    if not 1000 <= first_hz <= 192_000:
+        raise UserError(f"sound {names[0]}", f"{first_hz} Hz", allowed="1000 to 192000 Hz", next_step="resample it")
+    return first_hz
 
 
-def _read(file: Path, name: str) -> tuple[NDArray[np.float32], int]:
+def read_sound(file: Path, name: str) -> tuple[NDArray[np.float32], int]:
     """The sound (T,) in [-1, 1], and its sampling rate in Hz. UserError: it cannot be read, or is empty."""
     where, mend = f"sound {name}", "remove or replace it"
     try:
@@ -165,7 +166,7 @@ def _rate_hz(file: Path, name: str) -> int:
     try:
         return int(wavfile.read(file, mmap=True)[0])
     except (OSError, ValueError, EOFError, TypeError):
-        return _read(file, name)[1]
+        return read_sound(file, name)[1]
 
 
 SUFFIXES = (".wav", ".wave")

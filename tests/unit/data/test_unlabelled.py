@@ -1,5 +1,6 @@
 """Samples without labels: pictures of any size and arrays, and one line for whatever cannot be taken."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import save_file
+from scipy.io import wavfile
 from torch import nn
 
 import tailor_ir
+from adaptive_runtime.samples.inputs import Vocabulary
 from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.images import resize
@@ -151,6 +154,70 @@ def test_several_arrays_are_several_inputs_in_the_order_of_names(tmp_path: Path)
     form = load_splits(DataSettings(kind="unlabelled", path=file, names=("state", "image")))["train"].form
     assert isinstance(form, SeveralInputs)
     assert form.names == ("state", "image")
+
+
+def waves(folder: Path, rates_hz: tuple[int, ...] = (8000,)) -> Path:
+    """Sounds of rising lengths: 1, 2, … up to a peak in the middle."""
+    for number in range(COUNT):
+        length = 40 + 2 * number
+        sound = (32767 * np.sin(np.pi * np.arange(length) / length)).astype(np.int16)
+        wavfile.write(folder / f"{number:02}.wav", rates_hz[number % len(rates_hz)], sound)
+    return folder
+
+
+@pytest.mark.parametrize("shape", [(50,), (1, 50)])
+def test_sounds_are_waveforms_of_the_length_of_the_input(shape: tuple[int, ...], tmp_path: Path) -> None:
+    splits = load_splits(DataSettings(kind="unlabelled", path=waves(tmp_path), shape=shape, test_share=0.2))
+    assert splits["train"].form == SampleForm(shape, given=True)
+    found = torch.cat([x for one in splits.values() for x, _ in one.batches(COUNT)]).flatten(1)
+    assert tuple(found.shape) == (COUNT, 50)
+    assert found.amax(1).allclose(torch.ones(COUNT), atol=0.01), "the middle has the peak"
+    assert bool((found >= 0).all())
+    assert int((found[:, 0] == 0).sum()) == sum(40 + 2 * number <= 51 for number in range(COUNT)), (
+        "shorter sounds have zeros"
+    )
+    described = splits["train"].scaling.given
+    assert described is not None
+    assert "8000 Hz, the middle 50 numbers" in described.described
+
+
+def lines(folder: Path) -> Path:
+    file = folder / "lines.txt"
+    file.write_text("\n\n".join(f"one word, ä {number}" for number in range(COUNT)), encoding="utf-8")
+    return file
+
+
+def test_lines_of_a_text_are_bytes_or_numbers_of_words(tmp_path: Path) -> None:
+    settings = DataSettings(kind="unlabelled", path=lines(tmp_path), shape=(14,), tokens="bytes")
+    x, _ = next(load_splits(settings)["train"].batches(COUNT // 2))
+    assert x.dtype == torch.int64
+    for row in x.tolist():
+        text = bytes(row).rstrip(b"\0").decode()
+        assert re.fullmatch(r"one word, ä \d+", text)
+    words = tmp_path / "vocabulary.json"
+    words.write_text(Vocabulary(words=("one", "word")).to_json())
+    x, _ = next(load_splits(settings.model_copy(update={"tokens": str(words)}))["train"].batches(4))
+    assert torch.equal(x, x[:1].expand(4, -1)), "other words are the same to it"
+    assert x[0, 0] != x[0, 1]
+
+
+def test_what_cannot_be_read_as_sounds_or_lines_is_one_line(tmp_path: Path) -> None:
+    file = lines(tmp_path)
+    given = DataSettings(kind="unlabelled", path=file, shape=(14,))
+    with pytest.raises(
+        UserError, match=r"data\.tokens.*None; allowed: bytes, or the path of a vocabulary\.json.*\.npz"
+    ):
+        load_splits(given)
+    with pytest.raises(UserError, match=r"data\.shape.*\[3, 8, 8\]; allowed: \[LENGTH\]"):
+        load_splits(given.model_copy(update={"shape": (3, 8, 8)}))
+    sounds = tmp_path / "sounds"
+    sounds.mkdir()
+    waves(sounds, (8000, 16000))
+    with pytest.raises(UserError, match=r"16000 Hz; allowed: 8000 Hz, as"):
+        load_splits(given.model_copy(update={"path": sounds}))
+    Image.new("RGB", (9, 9)).save(sounds / "a.png")
+    with pytest.raises(UserError, match=r"1 pictures and 30 sounds; allowed: files of one kind"):
+        load_splits(given.model_copy(update={"path": sounds}))
 
 
 def test_bad_files_are_one_line(tmp_path: Path, photos: Path) -> None:
