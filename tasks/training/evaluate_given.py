@@ -6,6 +6,7 @@ import onnx
 
 import tailor_ir
 from tasks.base.errors import UserError
+from tasks.base.progress import Progress
 from tasks.base.schemas.results import GivenFile, GivenSuperNet
 from tasks.base.schemas.stored import StageResult
 from tasks.data import Dataset, DataSettings, load_splits
@@ -16,14 +17,14 @@ from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources, tallied
 from tasks.evaluation.subnets.evaluations import accuracies_of_ends
 from tasks.evaluation.subnets.images import pick_device
-from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of, exchanged
 from tasks.evaluation.uncertainty import graded
 
 
-def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> StageResult:
+def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path, progress: Progress) -> StageResult:
     """Validation and test accuracy of a network in an .onnx file. UserError for a file that does not fit the data.
 
-    For a classifier, `confusions.jsonl` is written into `folder`.
+    For a classifier, `confusions.jsonl` is written into `folder`. A line says if its classes are likely in another order.
     """
     splits = load_splits(data)
     train = splits["train"]
@@ -39,7 +40,10 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path) -> Sta
     append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
     shares = {f"{split}_accuracy": one.score for split, one in found.items()}
     samples = {f"{split}_samples": len(one.each_N) for split, one in found.items()}
-    return GivenFile.model_validate({**shares, **samples, **graded(found["test"].each_N)}).to_json()
+    known = exchanged(found["validation"], found["test"], train.class_names, data.class_order)
+    for line in known.values():
+        progress.say(line)
+    return GivenFile.model_validate({**shares, **samples, **known, **graded(found["test"].each_N)}).to_json()
 
 
 def evaluate_supernet(supernet: Path, data: DataSettings, recalibration_images: int) -> StageResult:

@@ -43,6 +43,9 @@ else:
 SHAPES_ALONE = ("enumerate", "plan", "profile")
 """Commands that train nothing: operators and their latencies depend on shapes alone."""
 
+UNSEARCHED = (*SHAPES_ALONE, "compile", "finetune", "predict")
+"""Commands that show no front."""
+
 
 def trains_base(config: FlowConfig, until: str) -> bool:
     """Whether a run reaches the base network."""
@@ -106,7 +109,7 @@ def _given(at: Context, out: Path, progress: Progress) -> StageResult:
     config = at.config
     if isinstance(config, RetargetConfig):
         return given.evaluate_supernet(config.supernet, config.data, config.predict.recalibration_images)
-    return given.evaluate_file(config.model, config.data, out)
+    return given.evaluate_file(config.model, config.data, out, progress)
 
 
 def _compile(at: Context, out: Path, progress: Progress) -> StageResult:
@@ -161,7 +164,9 @@ GIVEN = StageSpec(
     ),
     facts=pages.given,
     wanted=lambda config, until: (
-        until == "report" and (isinstance(config, RetargetConfig) or config.model.kind == "onnx")
+        until == "report"
+        if isinstance(config, RetargetConfig)
+        else config.model.kind == "onnx" and until not in UNSEARCHED
     ),
 )
 """The accuracy of an .onnx file or a SuperNet to retarget, which no stage trains; data other than its own is refused."""

@@ -22,13 +22,17 @@ class Result(Stored):
 
 
 class NetworkAccuracy(Record):
-    """Accuracies of the user's network, in [0, 1], and their numbers of samples. spread: as in `Uncertainty`."""
+    """Accuracies of the user's network, in [0, 1], and their numbers of samples. spread: as in `Uncertainty`.
+
+    exchanged: a line if another order of its outputs would be far better; written then.
+    """
 
     validation_accuracy: float
     test_accuracy: float
     validation_samples: int | None = None
     test_samples: int | None = None
     spread: float = 1.0
+    exchanged: str | None = None
 
 
 class EndsAccuracy(Record):

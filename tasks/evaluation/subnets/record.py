@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from tailor_ir import Config
 from tasks.base.artifacts import append_line, read_lines
+from tasks.base.pages.text import percent
 from tasks.data.problems import Tallied
+from tasks.data.source import first_of
 
 CONFUSIONS_FILE = "confusions.jsonl"
 MOST_CLASSES = 64
 """With more classes a picture shows nothing."""
+MOST_NAMED = 4
 BASE = "base"
 """Name in a line for the network that a SuperNet is made of, which is not a SubNet."""
 
@@ -47,6 +50,35 @@ def append_confusions(file: Path, digest: str, classes: Sequence[str], confusion
 def read_confusions(file: Path) -> dict[str, Confusions]:
     """The last line of each network, by digest; {} without a file."""
     return {line["digest"]: line for line in read_lines(file)}
+
+
+FAR_BETTER = 0.1
+"""Gain of accuracy on other samples for which another order of the classes is reported."""
+
+
+def exchanged(seen: Tallied, other: Tallied, classes: Sequence[str], order: Sequence[int] | None) -> dict[str, str]:
+    """`exchanged`: a line if a trained network's outputs are likely in another order than the classes; else {}.
+
+    The order is found by the confusions of `seen` (optimal assignment), and judged by those of `other`. order: of the settings,
+    `data.class_order`.
+    """
+    if seen.confusion_KK is None or other.confusion_KK is None:
+        return {}
+    from scipy.optimize import linear_sum_assignment  # takes a second
+
+    class_K, answer_K = linear_sum_assignment(seen.confusion_KK, maximize=True)
+    reached = float(other.confusion_KK[class_K, answer_K].sum() / other.confusion_KK.sum())
+    if reached < other.score + FAR_BETTER:
+        return {}
+    given = range(len(classes)) if order is None else order
+    moved = [classes[one] for one in class_K if answer_K[one] != one]
+    names = " and ".join((", ".join(moved[:-1]), moved[-1])) if len(moved) <= MOST_NAMED else f"{len(moved)} of them"
+    wanted = ",".join(str(given[one]) for one in np.argsort(answer_K))
+    line = (
+        f"accuracy {percent(other.score)} as the classes are ordered ({first_of(classes)}), {percent(reached)} with {names} "
+        f"exchanged: set data.class_order=[{wanted}]"
+    )
+    return {"exchanged": line}
 
 
 class EvaluatedLine(TypedDict):

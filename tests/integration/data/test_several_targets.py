@@ -20,6 +20,7 @@ from adaptive_runtime.server.protocol import InferenceFormat
 from tasks import report
 from tasks.base.artifacts import RESULT_FILE, read_json
 from tasks.base.errors import UserError
+from tasks.base.progress import Silent
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.batches import only, tensors
 from tasks.data.problems import SEVERAL_CLASSES
@@ -230,7 +231,7 @@ def test_an_onnx_file_with_two_outputs_is_the_network_that_it_was_made_of(data: 
     with torch.no_grad():
         torch.testing.assert_close(net.build(net.max_config)(*x), joined(*x), rtol=1e-4, atol=1e-5)
         wanted = count_correct(joined, test.batches(32), test.problem).share
-    assert evaluate_file(settings, data, tmp_path)["test_accuracy"] == pytest.approx(wanted, abs=1e-6)
+    assert evaluate_file(settings, data, tmp_path, Silent())["test_accuracy"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_losses_and_scores_are_means_over_targets() -> None:

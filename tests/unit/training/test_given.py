@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -14,9 +15,10 @@ from tasks.base.errors import UserError
 from tasks.base.progress import Silent
 from tasks.data import DataSettings, load, load_splits
 from tasks.data.dataset import DATA_FILE, remember, remembered
+from tasks.data.problems import Tallied
 from tasks.evaluation.models import ModelSettings
 from tasks.evaluation.subnets import count_correct
-from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, read_confusions
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, exchanged, read_confusions
 from tasks.training import compile
 from tasks.training.evaluate_given import evaluate_file, evaluate_supernet
 
@@ -44,7 +46,7 @@ def test_the_accuracy_of_a_file_is_that_of_its_network(batch: int | None, networ
     sample = torch.zeros(batch or 1, 3, 32, 32)
     file = tmp_path / "net.onnx"
     torch.onnx.export(network, (sample,), file, dynamo=False, opset_version=17, input_names=["x"], **axes)
-    found = evaluate_file(ModelSettings(kind="onnx", path=file), DIGITS, tmp_path)
+    found = evaluate_file(ModelSettings(kind="onnx", path=file), DIGITS, tmp_path, Silent())
     splits = load_splits(DIGITS)
     with torch.no_grad():
         for split in ("validation", "test"):
@@ -54,6 +56,45 @@ def test_the_accuracy_of_a_file_is_that_of_its_network(batch: int | None, networ
     line = read_confusions(tmp_path / CONFUSIONS_FILE)[BASE]
     right = sum(row[number] for number, row in enumerate(line["confusion"]))
     assert right / sum(map(sum, line["confusion"])) == found["test_accuracy"]
+
+
+def _seen(confusion: list[list[int]]) -> Tallied:
+    counts = np.array(confusion)
+    return Tallied(counts.trace() / counts.sum(), 0.0, np.zeros(0, bool), counts)
+
+
+ROTATED = _seen([[36, 0, 4, 0], [0, 3, 0, 37], [1, 0, 39, 0], [0, 31, 1, 8]])
+"""Pages by their rotation, answered by a network that counts the other way round."""
+
+
+def test_a_line_says_if_another_order_of_the_classes_would_be_far_better() -> None:
+    names = ("000", "090", "180", "270")
+    line = exchanged(ROTATED, ROTATED, names, None)["exchanged"]
+    assert line.startswith(
+        "accuracy 53.8 % as the classes are ordered (000, 090, 180, 270), 89.4 % with 090 and 270 exchanged"
+    )
+    assert line.endswith("set data.class_order=[0,3,2,1]")
+    assert exchanged(ROTATED, ROTATED, names, (0, 3, 2, 1))["exchanged"].endswith("=[0,1,2,3]"), (
+        "of the data's own numbers"
+    )
+    right = _seen([[9, 1], [2, 8]])
+    assert exchanged(right, right, ("a", "b"), None) == {}
+    assert exchanged(_seen([[1, 2], [2, 1]]), right, ("a", "b"), None) == {}, "other samples do not agree"
+
+
+def test_classes_are_numbered_as_the_outputs_of_the_network() -> None:
+    order = (3, 1, 0, 2, 9, 8, 7, 4, 5, 6)
+    plain, ordered = (load_splits(one)["test"] for one in (DIGITS, DIGITS.model_copy(update={"class_order": order})))
+    assert ordered.class_names == tuple(plain.class_names[number] for number in order)
+    for (x, target), (same, numbered) in zip(plain.batches(64), ordered.batches(64), strict=True):
+        assert torch.equal(x, same)
+        assert [order[number] for number in numbered.tolist()] == target.tolist()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (0,) * 10])
+def test_an_order_has_each_class_once(order: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"data\.class_order.*for 10 classes.*each number from 0 to 9 once"):
+        load_splits(DIGITS.model_copy(update={"class_order": order}))
 
 
 def test_a_supernet_remembers_its_data(supernet: Path) -> None:
