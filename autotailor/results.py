@@ -10,7 +10,7 @@ from flows.storage import STAGES_FOLDER
 from flows.storage.sharing import LIST_FILE
 from tasks.base.artifacts import read_json
 from tasks.base.errors import UserError
-from tasks.base.schemas.exports import Card, ExportIndex, IndexedWinner
+from tasks.base.schemas.exports import LABELLED, Card, ExportIndex, IndexedWinner
 from tasks.base.schemas.placed import LUT_FOLDER
 from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
 from tasks.data.problems import problem_named
@@ -136,6 +136,8 @@ class Tailored:
                 "speed_up": largest_ms / winner.measured_ms if largest_ms and winner.measured_ms else None,
                 self.score: winner.accuracy["test"],
             }
+            if LABELLED in winner.accuracy:
+                row["true score"] = winner.accuracy[LABELLED]
             found.append({**row, "macs": card.macs, "parameters": card.parameters, "file": winner.files[0]})
         return found
 

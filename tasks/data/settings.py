@@ -244,8 +244,8 @@ class DataSettings(BaseModel):
     in the file (kind unlabelled).
     """
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    """Channels, height and width of pictures, or height, width and channels, or the shape of a sound or a text (kind unlabelled);
-    null: those of the .onnx file's input, or `channels` and `resolution`.
+    """Channels, height and width of pictures, or height, width and channels, or the shape of a sound or a text (kind
+    unlabelled); null: those of the .onnx file's input, or `channels` and `resolution`.
     """
     tokens: str | None = None
     """The numbers of a text's line (kind unlabelled): `bytes`, those of UTF-8, or the path of a `vocabulary.json`, its words.

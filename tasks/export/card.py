@@ -154,8 +154,7 @@ def markdown(card: exports.Card) -> str:
     """The card for people."""
     source = card.made_from
     parts = [
-        f"# SubNet {card.digest}",
-        f"A SubNet of `{source.network['name']}` for `{source.data}`.",
+        *_title(card),
         _table(("", ""), _facts(card)),
         *_prepared(card.preparation),
         *(
@@ -186,9 +185,19 @@ def markdown(card: exports.Card) -> str:
         "Operators: " + ", ".join(f"{count} {name}" for name, count in card.architecture.operators.items()) + ".",
         "## Made from",
         _table(("", "digest"), list(source.digests.items())),
-        _own_tensors(card.adapted),
+        "" if card.digest == exports.AS_GIVEN else _own_tensors(card.adapted),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _title(card: exports.Card) -> tuple[str, str]:
+    name, data = card.made_from.network["name"], card.made_from.data
+    if card.digest == exports.AS_GIVEN:
+        return (
+            f"# {name} as given",
+            f"The network `{name}` with its weights as they were given, for `{data}`. No run has trained it.",
+        )
+    return f"# SubNet {card.digest}", f"A SubNet of `{name}` for `{data}`."
 
 
 def _facts(card: exports.Card) -> list[tuple[str, str]]:
@@ -200,7 +209,10 @@ def _facts(card: exports.Card) -> list[tuple[str, str]]:
         *_input_rows(card),
         ("MACs, parameters", f"{card.macs / 1e6:.4g} M, {card.parameters / 1e6:.4g} M"),
         *(
-            (f"{accuracy}, {split}", uncertain(share, card.samples.get(split), card.spread))
+            (
+                f"{'true score' if split == exports.LABELLED else accuracy}, {split}",
+                uncertain(share, card.samples.get(split), 1.0 if split == exports.LABELLED else card.spread),
+            )
             for split, share in card.accuracy.items()
         ),
         (f"latency, batch {card.batch}", measured),

@@ -16,7 +16,7 @@ from adaptive_runtime.base.files import sha256_of
 from adaptive_runtime.samples.inputs import VOCABULARY_FILE
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError
-from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportIndex, Exports, IndexedWinner
+from tasks.base.schemas.exports import AS_GIVEN, EXPORTS_FILE, Card, ExportIndex, Exports, IndexedWinner
 from tasks.export.card import card_files
 
 INDEX_FILE = "index.json"
@@ -63,20 +63,19 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
     contents: dict[str, Content] = {}
     winners = []
     stems = readable_names(exports)
-    for winner in exports.winners:
-        card, stem = cards[winner.digest], stems[winner.digest]
+    for digest, budget_ms in _listed(exports):
+        card, stem = cards[digest], stems[digest]
         names = {
             name: f"{stem}{name.removeprefix(card.digest)}" for file in card.files.values() for name in file.written
         }
         own: dict[str, Content] = {shown: exported / name for name, shown in names.items()}
         own |= {f"{stem}{suffix}": content for suffix, content in card_files(_renamed(card, names)).items()}
         contents |= own
-        accuracy, measured_ms = winner.accuracy, winner.measured_ms
         winners.append(
             IndexedWinner(
-                budget_ms=winner.budget_ms,
-                measured_ms=measured_ms,
-                accuracy=accuracy,
+                budget_ms=budget_ms,
+                measured_ms=card.latency.p50_ms,
+                accuracy=card.accuracy,
                 digest=card.digest,
                 files=tuple(own),
             )
@@ -89,6 +88,14 @@ def _contents(exports: Exports, exported: Path) -> tuple[dict[str, Content], tup
     return contents, tuple(winners)
 
 
+def _listed(exports: Exports) -> list[tuple[str, float]]:
+    """Digest and budget [ms] of each winner; then the network as it was given, by its own latency, unless it is a winner."""
+    listed = [(row.digest, row.budget_ms) for row in exports.winners]
+    known_ms = {card.digest: card.latency.p50_ms for card in exports.subnets}
+    given_ms = None if any(digest == AS_GIVEN for digest, _ in listed) else known_ms.get(AS_GIVEN)
+    return listed if given_ms is None else [*listed, (AS_GIVEN, given_ms)]
+
+
 def readable_names(exports: Exports) -> dict[str, str]:
     """Prefix of the names of a winner's files, by digest. A SubNet that wins several budgets appears once."""
     cards = {card.digest: card for card in exports.subnets}
@@ -96,7 +103,8 @@ def readable_names(exports: Exports) -> dict[str, str]:
     for row in sorted(exports.winners, key=lambda row: row.budget_ms):
         least_ms.setdefault(row.digest, row.budget_ms)
     networks = {digest: re.sub(r"[^\w.-]+", "-", card.made_from.network["name"]) for digest, card in cards.items()}
-    return {digest: f"{ms:g}ms-{networks[digest]}-{digest[:DIGITS]}" for digest, ms in least_ms.items()}
+    named = {digest: f"{ms:g}ms-{networks[digest]}-{digest[:DIGITS]}" for digest, ms in least_ms.items()}
+    return {digest: named.get(digest, f"{networks[digest]}-{digest}") for digest, _ in _listed(exports)}
 
 
 def _renamed(card: Card, names: Mapping[str, str]) -> Card:

@@ -215,12 +215,12 @@ def whole_network(front: Front, rows: Sequence[Winner], largest_ms: float | None
     """
     kept_ms = [row.budget_ms for row in rows if largest_ms is not None and largest_ms <= row.budget_ms]
     is_free = all(row.budgets_ms is None and row.digest != front.largest.digest for row in rows)
-    if not kept_ms or not is_free or not _is_within_limits(front):
+    if not kept_ms or not is_free or not is_within_limits(front):
         return ()
     return (Winner.model_validate({"budget_ms": min(kept_ms), **front.largest.to_json()}),)
 
 
-def _is_within_limits(front: Front) -> bool:
+def is_within_limits(front: Front) -> bool:
     """Whether the largest SubNet is within the limits of the search."""
     row, limits = front.largest, SearchSettings.model_validate(front.settings).limits_of(front.device).given
     found = {

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,19 @@ import tailor_ir
 from profiling_agents.client import AgentClient, ModelTooLargeError, RunError
 from profiling_agents.messages import Capabilities, Measurement
 from tailor_ir import Config, SuperNet
-from tasks.base.artifacts import SubNetLines, Workspace, append_line, read_lines, write_bytes
+from tasks.base.artifacts import NO_STORE, SubNetLines, Workspace, append_line, read_lines, write_bytes
 from tasks.base.errors import UserError
 from tasks.base.progress import Progress
-from tasks.base.schemas.exports import EXPORTS_FILE, Card, ExportedFile, ExportedWinner, Exports, MissedWinner
+from tasks.base.schemas.exports import (
+    AS_GIVEN,
+    EXPORTS_FILE,
+    LABELLED,
+    Card,
+    ExportedFile,
+    ExportedWinner,
+    Exports,
+    MissedWinner,
+)
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import FRONT_FILE, Front, Winner
@@ -31,7 +40,7 @@ from tasks.data.problems import CLASSIFICATION, other_metric
 from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.ncnn.files import require_masks
 from tasks.evaluation.quantise import Int8
-from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy_lines
+from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy, accuracy_lines
 from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions
 from tasks.evaluation.uncertainty import graded
 from tasks.exits.policies import SubnetPolicy
@@ -70,7 +79,8 @@ class ExportRequest:
 
     supernet: its folder. search: the folder with `front.json`. data: split -> images to evaluate accuracy on; those of the
     first split check the files. batch: samples of an ONNX file. substitutes: for missed budgets; None: winners stay. policies:
-    of SubNets with thresholds. elsewhere: digests of other devices' winners. contents: of the bundle.
+    of SubNets with thresholds. elsewhere: digests of other devices' winners. contents: of the bundle. given: the folder of the
+    SuperNet before training if the network came with weights, which its largest SubNet then has; else None.
     """
 
     settings: Settings
@@ -84,6 +94,7 @@ class ExportRequest:
     policies: Sequence[SubnetPolicy] = ()
     elsewhere: Collection[str] = ()
     contents: bundles.BundleContents = field(default_factory=bundles.BundleContents)
+    given: Path | None = None
 
     @property
     def check_data(self) -> EvaluationData:
@@ -118,13 +129,18 @@ def run(request: ExportRequest, client: AgentClient, workspace: Workspace) -> St
         policies = {row.digest: row for row in request.policies if row.digest not in adapted}
         exporter = Exporter(request=request, builder=builder, accuracy=accuracy, out=out, policies=policies)
         done = exporter.export_all(_by_digest(*rows, *others), measured, progress)
-    rows = rows if settings.keep_winners else replacing.best_measured(rows, done, exporter.kept, others)
-    cards, precision = tuple(done.values()), Int8(settings.quantise) if device.precision == "int8" else None
-    images = {split: one.in_precision(precision) for split, one in request.data.items()}
+        cards = tuple(done.values())
+        as_given = exporter.export_given(front, measured, progress)
+    done |= {row.digest: card for row, card in as_given}
+    if not settings.keep_winners:
+        others = (*others, *(row for row, _ in as_given if replacing.is_within_limits(front)))
+        rows = replacing.best_measured(rows, done, exporter.kept, others)
+    precision = Int8(settings.quantise) if device.precision == "int8" else None
+    images = {split: one.in_precision(precision) for split, one in request.data.items() if split != LABELLED}
     return Exports(
         device=device,
         winners=tuple(_winner(before, row, done, measured) for before, row in zip(front.winners, rows, strict=True)),
-        subnets=cards,
+        subnets=tuple(done.values()),
         largest=replacing.largest_of(measured),
         **_bundle(exporter, cards, device, workspace),
         baseline=measure_baseline(front.baseline, meter, request.supernet, images, out, progress, store),
@@ -231,7 +247,8 @@ def _evaluated(
 def _accuracy_lines(request: ExportRequest, split: str, workspace: Workspace) -> SubNetLines:
     """Accuracies of SubNets on a split: lines in the stage's folder, and in the store."""
     own, images = workspace.out / EVALUATED_FILE.format(split), request.data[split]
-    return accuracy_lines(workspace.store, request.supernet, split, images, own, workspace.progress)
+    store = NO_STORE if split == LABELLED else workspace.store  # whose key has no labelled samples
+    return accuracy_lines(store, request.supernet, split, images, own, workspace.progress)
 
 
 def _is_whole(card: Card, out: Path) -> bool:
@@ -307,6 +324,28 @@ class Exporter:
                 bar.advance()
         return {digest: done[digest] for digest in winners}
 
+    def export_given(
+        self, front: Front, measured: Mapping[str, Measurement], progress: Progress
+    ) -> list[tuple[Winner, Card]]:
+        """The network as it was given, if it was, as a winner without a budget of its own, and its card.
+
+        The files are those of the largest SubNet before training, and so are latencies: these do not depend on weights.
+        """
+        if self.request.given is None:
+            return []
+        net = tailor_ir.load(self.request.given, batch=self.request.batch)
+        found = {split: {AS_GIVEN: accuracy(net, net.max_config, one)} for split, one in self.request.data.items()}
+        share = next(iter(found.values()))[AS_GIVEN].share
+        own = {"digest": AS_GIVEN, "config": net.max_config, "predicted_accuracy": share, "predicted_score": share}
+        row = Winner.model_validate({**front.largest.to_json(), **own, "budget_ms": front.largest.predicted_ms})
+        timed = replacing.timed(measured, replacing.LARGEST)
+        times = {AS_GIVEN: timed.chosen} | (
+            {} if timed.own is None else {f"{AS_GIVEN} {replacing.OWN_CHOICES_OF}": timed.own}
+        )
+        builder = replace(self.builder, net=net, adapted={}, _quantised={})
+        exporter = replace(self, builder=builder, accuracy=found, policies={})
+        return [(row, exporter.export_all({AS_GIVEN: row}, times, progress)[AS_GIVEN])]
+
     def export(self, winner: Winner, timed: TimedSubNet) -> Card:
         """Write the files of one SubNet, check them, and write its model card, which is returned.
 
@@ -360,7 +399,7 @@ class Exporter:
             samples={
                 split: found[winner.digest].total for split, found in self.accuracy.items() if images.problem.is_mean
             },
-            **graded(*(found[winner.digest].each for found in self.accuracy.values())),
+            **graded(*(one.each for found in self.accuracy.values() if (one := found[winner.digest]).scores)),
             files={},
             predicted_ms=winner.predicted_ms,
             latency=replacing.latency_of(measured),

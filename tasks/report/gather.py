@@ -18,9 +18,9 @@ from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import RESULT_FILE
 from tasks.base.pages.text import milliseconds, percent
 from tasks.base.schemas import predictions, results
-from tasks.base.schemas.exports import EXPORTS_FILE, Card, Exports, Latency, MissedWinner
+from tasks.base.schemas.exports import AS_GIVEN, EXPORTS_FILE, LABELLED, Card, Exports, Latency, MissedWinner
 from tasks.base.schemas.winners import FRONT_FILE, Front
-from tasks.data.problems import problem_named
+from tasks.data.problems import FIDELITY, LearningProblem, problem_named
 from tasks.evaluation.pictures import ANSWERS_FILE
 from tasks.evaluation.uncertainty import standard_error
 from tasks.measuring.lut import Entry, Lut
@@ -92,9 +92,9 @@ def gather(sources: Sources, settings: Settings) -> parts.Row:
         "versions": dict(sources.versions),
         "settings": settings.model_dump(mode="json"),
     }
-    given, tested = _given(base, finetune), {"test_samples": report["samples"]["test"]}
+    given, tested = _given(base, finetune, problem), {"test_samples": report["samples"]["test"]}
     report["devices"] = [_device(device, net, given, sources) | tested for device in sources.devices]
-    report["remarks"] = remarks(report, finetune)
+    report["remarks"] = [*filter(None, (base and base.exchanged,)), *remarks(report, finetune)]
     report["headline"] = headline(report, settings.accuracy_points)
     report["confusions"] = confusions(report, sources.base or sources.given, sources.devices, settings.accuracy_points)
     return report
@@ -153,10 +153,13 @@ def _samples(found: results.NetworkAccuracy | results.EndsAccuracy | None, is_me
     return {"validation": found.validation_samples, "test": found.test_samples}
 
 
-def _given(base: results.NetworkAccuracy | None, ends: results.EndsAccuracy | None) -> parts.Row:
+def _given(
+    base: results.NetworkAccuracy | None, ends: results.EndsAccuracy | None, problem: LearningProblem
+) -> parts.Row:
     """The reference network for the winners: the base model, or the largest SubNet of a SuperNet without a known base model."""
+    own = {"spread": 0.0} if problem is FIDELITY else {}  # it answers as itself, by definition
     if base is not None or ends is None:
-        return {"name": "base model", "accuracy": None if base is None else base.test_accuracy, **_spread(base)}
+        return {"name": "base model", "accuracy": None if base is None else base.test_accuracy, **_spread(base), **own}
     return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy, **_spread(ends)}
 
 
@@ -190,6 +193,7 @@ def _device(device: DeviceSources, net: SuperNet, given: parts.Row, sources: Sou
             "own_choices_ms": _p50_ms(exports.largest.own_choices),
             "fp32_ms": _p50_ms(exports.largest.fp32),
             **given,
+            **_as_given(exports),
         },
         "winners": _winners(net, front, exports),
         "uncertainty": exports.uncertainty.to_json(),
@@ -214,6 +218,25 @@ def _device(device: DeviceSources, net: SuperNet, given: parts.Row, sources: Sou
         "baselines": against(device.compared, layers),
         "breakdown": breakdown(layers, {one["digest"]: one["config"] for one in shown}),
     }
+
+
+def _as_given(exports: Exports) -> parts.Row:
+    """`row`, the name of the base model's row in tables, and its files, if it was exported as it was given."""
+    card = next((card for card in exports.subnets if card.digest == AS_GIVEN), None)
+    if card is None:
+        return {}
+    return {
+        "row": "as given",
+        "files": [name for file in card.files.values() for name in file.sha256],
+        **_true_score(card),
+    }
+
+
+def _true_score(card: Card) -> parts.Row:
+    """`true_score`, on `labelled` samples, if there are such."""
+    if LABELLED not in card.accuracy:
+        return {}
+    return {"true_score": card.accuracy[LABELLED], "labelled": card.samples.get(LABELLED)}
 
 
 def _p50_ms(measured: Latency | None) -> float | None:
@@ -257,6 +280,7 @@ def _winners(net: SuperNet, front: Front, exports: Exports) -> list[parts.Row]:
                 "measured_ms": exported.measured_ms,
                 "within_budget": None if exported.measured_ms is None else exported.within_budget,
                 "accuracy": exported.accuracy.get("test"),
+                **_true_score(card),
                 "files": [name for file in files for name in file.sha256],
                 "reason": "; ".join(failures) or None,
                 "max_difference": max(differences, default=None),

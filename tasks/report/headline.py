@@ -1,6 +1,6 @@
 """The headline of a run: the few numbers that answer whether it was worth it, and its end in the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -175,17 +175,34 @@ def terminal_table(report: Row) -> list[Table]:
     return [cards, *(table for device in devices for table in (_device_table(device), *baselines.tables(device)))]
 
 
+def _score(row: Row, samples: int | None, true: Sequence[str]) -> tuple[str, ...]:
+    """The cells of the score on the test split, and of the true score, if its column exists."""
+    found = uncertain(row["accuracy"], samples, row.get("spread", 1.0))
+    return (found, uncertain(row.get("true_score"), row.get("labelled"))) if true else (found,)
+
+
 def _device_table(device: Row) -> Table:
     remarks = [f"\n[bold red]{escape(line)}[/]" for line in (unkept(device),) if line]
     remarks += [f"\n[yellow]{escape(line)}[/]" for line in (idle(device),) if line]
-    heads = ("budget", "predicted", "measured", "within", f"test {device['score']}", "MACs", "parameters", "resolution")
+    true = ("true score",) if any("true_score" in row for row in device["winners"]) else ()
+    heads = (
+        "budget",
+        "predicted",
+        "measured",
+        "within",
+        f"test {device['score']}",
+        *true,
+        "MACs",
+        "parameters",
+        "resolution",
+    )
     columns = (Column(head, justify="right") for head in heads)
     table = Table(*columns, title=escape(device["name"]) + "".join(remarks))
     base = device["base"]
     size = (millions(base["macs"]), millions(base["parameters"]), str(base["resolution"]))
     samples = device.get("test_samples")
-    measured = (milliseconds(base["measured_ms"]), "", uncertain(base["accuracy"], samples, base.get("spread", 1.0)))
-    table.add_row(base["name"], "", *measured, *size, end_section=True)
+    measured = (milliseconds(base["measured_ms"]), "", *_score(base, samples, true))
+    table.add_row(base.get("row", base["name"]), "", *measured, *size, end_section=True)
     if failed := {row["digest"]: row["reason"] for row in device["winners"] if row["reason"]}:
         first, of = next(iter(failed.items())), len({row["digest"] for row in device["winners"]})
         table.caption = (
@@ -200,7 +217,7 @@ def _device_table(device: Row) -> Table:
             milliseconds(row["predicted_ms"]),
             milliseconds(row["measured_ms"]),
             within,
-            uncertain(row["accuracy"], samples, row.get("spread", 1.0)),
+            *_score(row, samples, true),
             millions(row["macs"]),
             millions(row["parameters"]),
             str(row["resolution"]),

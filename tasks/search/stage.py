@@ -76,7 +76,7 @@ class Target:
 class SearchRequest:
     """A search on one device, or on several together. accuracy: predictor of the SubNets' accuracies.
 
-    images: for `settings.accuracy=measured`. uncertainty: of accuracies, for `front.json`.
+    images: for `settings.accuracy=measured`. uncertainty, given_accuracy: for `front.json`.
     """
 
     supernet: Path
@@ -85,6 +85,7 @@ class SearchRequest:
     settings: Settings
     images: EvaluationData | None = None
     uncertainty: Uncertainty = UNKNOWN
+    given_accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,8 @@ def run(request: SearchRequest, out: Path, progress: Progress) -> dict[str, Stag
     for column, target in enumerate(targets):
         row = front_of(net, problem, costs, found, column)
         described = {"settings": settings.model_dump(mode="json"), "uncertainty": request.uncertainty}
+        if request.given_accuracy is not None:
+            described["given_accuracy"] = request.given_accuracy
         front = Front.model_validate({**row, "whole_front": whole, **described})
         folder = out / target.name if len(targets) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)

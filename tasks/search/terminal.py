@@ -13,8 +13,10 @@ from rich.table import Table
 
 from tailor_ir import Choice, choice_text
 from tasks.base.pages.text import amount, milliseconds
+from tasks.base.schemas.exports import AS_GIVEN
 from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.winners import Front
+from tasks.data.problems import FIDELITY
 from tasks.evaluation.uncertainty import indistinct, predicted, ranked_by, uncertain
 from tasks.prediction.layers import Layers, SubNetLayer
 
@@ -113,7 +115,12 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
     table.add_column("digest")
     rows = [(milliseconds(winner.budget_ms), winner, ranked_by(winner, known)) for winner in front.winners]
     measured = uncertain(largest.predicted_accuracy, known.samples, known.spread)  # predictions begin with it
-    for budget, row, accuracy in [*rows, ("largest", largest, measured)]:
+    rows.append(("largest", largest, measured))
+    if front.given_accuracy is not None:  # an operator's latency does not depend on its weights
+        as_given = largest.model_copy(update={"digest": AS_GIVEN})
+        samples = None if score == FIDELITY.score else known.samples  # it answers as itself, by definition
+        rows.append(("as given", as_given, uncertain(front.given_accuracy, samples)))
+    for budget, row, accuracy in rows:
         numbers = (milliseconds(row.predicted_ms), accuracy, amount(row.macs), amount(row.parameters))
         table.add_row(budget, *numbers, row.digest)
     return table

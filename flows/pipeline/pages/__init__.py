@@ -457,7 +457,7 @@ def plan_rows(plan: Mapping[str, Row]) -> list[Facts]:
 
 def report_rows(device: Row) -> list[Facts]:
     """The base model, and the winners on one device of a report that keep their budget."""
-    rows = [("base model", NONE, device["base"])]
+    rows = [(device["base"].get("row", "base model"), NONE, device["base"])]
     for row in kept(device):
         rows.append((milliseconds(row["budget_ms"]), _kept(row["measured_ms"], row["within_budget"]), row))
     return [

@@ -41,15 +41,28 @@ else:
 
 def data_key(settings: DataSettings) -> dict[str, Any]:
     """The data settings that determine the images; files count by relative name, size and modification time."""
+    if settings.problem == FIDELITY and settings.own_problem is not None:  # its score is for labelled samples alone
+        own = settings.own_problem.model_copy(update={"score": None})
+        settings = settings.model_copy(update={"own_problem": own})
     key = key_settings(settings)
     if settings.inputs is not None:
         key["inputs"] = [list(one) for one in settings.inputs.items()]  # order counts, but digests sort mappings
+    if settings.tokens is not None and Path(settings.tokens).is_file():
+        key["tokens"] = sha256_of(Path(settings.tokens))
     functions = settings.own_problem.functions if settings.own_problem else ()
     named = (*((settings.name,) if settings.kind == "own" and settings.name else ()), *functions)
     sources = [source_of(name) for name in named]
     if any(sources):  # opening data without source reports this in one line
         key["source"] = [user_code_version(source) for source in sources if source is not None]
     return {**key, "files": listing_of(settings.path)} if settings.path else key
+
+
+def labelled_key(settings: DataSettings) -> dict[str, Any]:
+    """The labelled samples and their score, by which nothing is trained or chosen; {}: there are none."""
+    score = settings.own_problem.score if settings.own_problem is not None and settings.problem == FIDELITY else None
+    source = None if score is None else source_of(score)
+    found: dict[str, Any] = {} if settings.labelled is None else {"labelled": listing_of(settings.labelled)}
+    return found | ({} if source is None else {"score": [score, user_code_version(source)]})
 
 
 def backbone_key(config: RunConfig) -> dict[str, Any]:

@@ -16,14 +16,15 @@ from flows.pipeline import pages
 from flows.pipeline.pages import exported_rows, front_rows
 from flows.pipeline.results import of
 from flows.pipeline.run import Output
-from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec
+from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec, labelled_key
 from flows.storage import EXPORTS_FOLDER
 from importing import later_names
-from tasks.base.artifacts import digest_of, key_settings
+from tasks.base.artifacts import RESULT_FILE, digest_of, key_settings
 from tasks.base.progress import Progress
-from tasks.base.schemas.exports import Exports
+from tasks.base.schemas.exports import LABELLED, Exports
 from tasks.base.schemas.placed import LUT_FOLDER, ChosenImplementations
 from tasks.base.schemas.predictions import ENERGY_FILE, LATENCY_FILE, LATENCY_VALIDATION_FILE
+from tasks.base.schemas.results import BaseResult, GivenFile
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import FRONT_FILE, MEASURED_FILE, WHOLE_FRONT_FILE, Candidates, Front
 from tasks.evaluation.models import origin_of, weights_source
@@ -36,7 +37,7 @@ from tasks.measuring.settings import RepeatedTimingSettings
 if TYPE_CHECKING:
     from profiling_agents.client import AgentClient
     from tasks import search
-    from tasks.data import load_splits
+    from tasks.data.loading import load_labelled, load_splits
     from tasks.evaluation.subnets import EvaluationData, EvaluationResources
     from tasks.export.adapted import read_side_files
     from tasks.export.bundles import BundleContents, FurtherFormat, further_formats
@@ -159,9 +160,25 @@ def _search(at: Context, out: Path, progress: Progress) -> StageResult:
         targets=[one.target() for one in _given(at)],
         settings=at.config.search,
         uncertainty=at.uncertainty(names[0]),
+        given_accuracy=_given_accuracy(at),
     )
     found = search.run(request, out, progress)
     return found if len(names) > 1 else found[names[0]]
+
+
+def _given_accuracy(at: Context) -> float | None:
+    """Validation accuracy of the network as it was given; None: it was not, or this is unknown."""
+    kind: type[BaseResult | GivenFile] = BaseResult if at.has("base") else GivenFile
+    if not _is_given(at) or not at.has(kind.STAGE):
+        return None
+    return kind.read(at.file(kind.STAGE, RESULT_FILE)).validation_accuracy
+
+
+def _is_given(at: Context) -> bool:
+    """Whether the network came with weights, and the run did not train it."""
+    if not at.has("compile") or not at.training.model.comes_trained:
+        return False
+    return not at.has("base") or not BaseResult.read(at.file("base", RESULT_FILE)).trained
 
 
 def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str, Output]:
@@ -181,13 +198,14 @@ SEARCH = StageSpec(
     body=_search,
     scope=SEARCHES,
     needs=("finetune", "sensitivities", "latency", "resources"),
-    reads=("int8",),
+    reads=("compile", "base", "given", "int8"),
     modules=("tasks.search",),
     settings=_search_settings,
     inputs=lambda at: (
         at.trained,
         _accuracy(at),
         at.uncertainty(_searched(at)[0]).to_json(),
+        *([] if (given := _given_accuracy(at)) is None else [{"as given": given}]),
         *(file for one in _given(at) for file in one.files),
         *([at.data] if _evaluates(at) else []),
     ),
@@ -383,6 +401,7 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
         dict(provenance.network),
         dict(provenance.digests),
         *others,
+        *((at.supernet,) if _is_given(at) else ()),
         at.implementations(),
         *((at.file("exits", POLICIES_FILE),) if at.has("exits") else ()),
         *((at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()),
@@ -424,6 +443,7 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
             policies=policies_of(at),
             elsewhere=_elsewhere(at),
             contents=BundleContents(rules=at.config.runtime.rules, formats=formats, placements=placed),
+            given=at.supernet if _is_given(at) else None,
         )
         return tasks.export.run(request, client, at.workspace(out, progress))
 
@@ -453,7 +473,11 @@ def _images(at: Context) -> dict[str, EvaluationData]:
         recalibration_images=config.predict.recalibration_images,
         resources=EvaluationResources(features_mib=config.predict.features_mib, workers=at.run.workers),
     )
-    return {"validation": validation, "test": validation.of(splits["test"])}
+    found = {"validation": validation, "test": validation.of(splits["test"])}
+    if (known := load_labelled(config.data, splits["train"])) is not None:
+        found[LABELLED] = validation.of(known, limited=False)
+        found[LABELLED].workers = None  # other processes read splits alone
+    return found
 
 
 EXPORT = StageSpec(
@@ -461,13 +485,14 @@ EXPORT = StageSpec(
     body=_export,
     scope=DEVICES,
     needs=("finetune", "profile", "latency", "sensitivities", "resources", "search"),
-    reads=("runtime_options", "int8", "refine", "exits", "front"),
+    reads=("compile", "base", "runtime_options", "int8", "refine", "exits", "front"),
     modules=("tasks.export", "tasks.placement.bundled"),
     settings=lambda at: {
         **key_settings(at.config.export),
         "rules": _Given(at, at.device).settings,
         "recalibration_images": at.config.predict.recalibration_images,
         "examples": digest_of(tasks.export.EXAMPLES),
+        **labelled_key(at.config.data),
         **placed_settings(at),
         **({"runtime": at.config.runtime.rules} if at.config.export.bundle and at.config.runtime.rules else {}),
     },

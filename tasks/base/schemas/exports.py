@@ -12,6 +12,12 @@ from tasks.base.schemas.predictions import Uncertainty
 from tasks.base.schemas.stored import Named, Predicted, Record, Stored
 
 EXPORTS_FILE = "exports.json"
+AS_GIVEN = "as_given"
+"""In the place of a digest: the network as it was given, with its weights before any training. It is no SubNet."""
+
+
+LABELLED = "labelled"
+"""In the place of a split: samples with targets, whose accuracy is the true score beside the fidelity."""
 
 
 class Latency(Record):
@@ -301,7 +307,7 @@ class MeasuredBaseline(Record):
 
 
 class Exports(Stored):
-    """The winners of one device. subnets: a card for each exported SubNet, even if it lost all its budgets.
+    """The winners of one device. subnets: a card for each exported SubNet, even if it lost all its budgets; `AS_GIVEN` last.
 
     uncertainty: as in the search.
     """

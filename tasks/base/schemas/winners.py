@@ -101,7 +101,10 @@ class Refinement(Record):
 
 
 class Front(Stored):
-    """The winners of one device. front: digests of the undominated winners. uncertainty: of their accuracies."""
+    """The winners of one device. front: digests of the undominated winners. uncertainty: of their accuracies.
+
+    given_accuracy: of the network as it was given, on the validation split; None: the run trained it, or this is unknown.
+    """
 
     STAGE: ClassVar[str] = "search"
     KIND: ClassVar[str] = "front"
@@ -120,6 +123,7 @@ class Front(Stored):
     """`tasks.search.Settings`."""
     refinement: Refinement | None = None
     uncertainty: Uncertainty = Uncertainty()
+    given_accuracy: float | None = None
 
 
 MEASURED_FILE = "measured.json"
