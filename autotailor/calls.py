@@ -24,6 +24,7 @@ from tasks.data import load
 from tasks.data.dataset import DATA_FILE, remember
 from tasks.data.problems import problem_named
 from tasks.evaluation.models.outputs import check_answer
+from tasks.data.own import Data
 from tasks.training.compile import keep_teacher
 
 SUPERNETS_FOLDER = "supernets"
@@ -81,7 +82,7 @@ class Job:
         """As on the command line, with live objects under names; a SuperNet is saved in the output folder."""
         mine = [
             *_of_data(self.data),
-            *_of_problem(self.loss, self.score),
+            *_of_problem(self.loss, self.score, self.data),
             *self.options,
             *([] if self.minutes is None else [f"minutes={self.minutes}"]),
             f"output_dir={self.output_dir}",
@@ -278,11 +279,14 @@ def _of_data(data: Any) -> list[str]:
     return ["data=own", f"data.name='{live_data(data)}'"]
 
 
-def _of_problem(loss: Callable[..., Any] | str | None, score: Callable[..., Any] | str | None) -> list[str]:
-    if (loss is None) != (score is None):
+def _of_problem(loss: Callable[..., Any] | str | None, score: Callable[..., Any] | str | None, data: Any) -> list[str]:
+    is_labelled = isinstance(data, Data) and data.labelled is not None
+    if (loss is None) != (score is None) and not (loss is None and is_labelled):
         got = "a score without a loss" if loss is None else "a loss without a score"
         raise UserError("tailor", got, allowed="both, or neither: then the network's own answers are the targets")
-    if loss is None or score is None:
-        return ["problem=fidelity"]
-    names = [one if isinstance(one, str) else live_function(one) for one in (loss, score)]
-    return ["problem=own", *(f"problem.{role}='{name}'" for role, name in zip(("loss", "score"), names, strict=True))]
+    given = {"loss": loss, "score": score}
+    names = {
+        role: one if isinstance(one, str) else live_function(one) for role, one in given.items() if one is not None
+    }
+    kind = "fidelity" if loss is None else "own"
+    return [f"problem={kind}", *(f"problem.{role}='{name}'" for role, name in names.items())]

@@ -62,7 +62,7 @@ def labelled_key(settings: DataSettings) -> dict[str, Any]:
     score = settings.own_problem.score if settings.own_problem is not None and settings.problem == FIDELITY else None
     source = None if score is None else source_of(score)
     found: dict[str, Any] = {} if settings.labelled is None else {"labelled": listing_of(settings.labelled)}
-    return found | ({} if source is None else {"score": [score, user_code_version(source)]})
+    return found | ({} if score is None else {"score": [score, source and user_code_version(source)]})
 
 
 def backbone_key(config: RunConfig) -> dict[str, Any]:
