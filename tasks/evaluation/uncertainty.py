@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,23 +53,10 @@ class Change(NamedTuple):
         return self.share < -self.error
 
 
-def graded(*networks: NDArray[Any]) -> dict[str, float]:
-    """`spread`, the mean over networks, from the scores (N,) of each on single samples; {} if answers are right or wrong.
-
-    It is the standard deviation over that of scores of only 0 and 1 with the same mean, which vary most: in [0, 1].
-    """
-    scores = [one_N.astype(np.float64) for one_N in networks]
-    if not scores or all(np.isin(one_N, (0, 1)).all() for one_N in scores):
-        return {}
-    most = [float(np.sqrt(one_N.mean() * (1 - one_N.mean()))) for one_N in scores]
-    shares = [one_N.std() / limit if limit else 1.0 for one_N, limit in zip(scores, most, strict=True)]
-    return {"spread": min(1.0, float(np.mean(shares)))}
-
-
 def standard_error(accuracy: float, samples: int, spread: float = 1.0) -> float:
     """Binomial standard error of an accuracy, by Agresti and Coull, so that 0 and 1 do not look certain.
 
-    spread: of graded scores (`graded`).
+    spread: of graded scores (`tasks.evaluation.subnets.record.graded`).
     """
     share = (accuracy * samples + 2) / (samples + 4)
     return spread * float(np.sqrt(share * (1 - share) / (samples + 4)))

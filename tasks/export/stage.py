@@ -41,8 +41,7 @@ from tasks.evaluation.ncnn.conversion import ConversionError
 from tasks.evaluation.ncnn.files import require_masks
 from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy, accuracy_lines
-from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions
-from tasks.evaluation.uncertainty import graded
+from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions, graded
 from tasks.exits.policies import SubnetPolicy
 from tasks.export import bundles, replacing
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files

@@ -31,7 +31,8 @@ from tasks.base.schemas.predictions import (
     Sensitivity,
 )
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies
-from tasks.evaluation.uncertainty import errors_in_points, graded, kendall_tau, standard_error
+from tasks.evaluation.subnets.record import graded
+from tasks.evaluation.uncertainty import errors_in_points, kendall_tau, standard_error
 from tasks.prediction.sums import Sums
 
 Effects = Sequence[Values]

@@ -16,8 +16,7 @@ from tasks.data.samples import Size
 from tasks.evaluation.models import ModelSettings, create, load_part, load_weights, needs_training
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources, recalibrate_module, tallied
 from tasks.evaluation.subnets.images import pick_device
-from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of, exchanged
-from tasks.evaluation.uncertainty import graded
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of, exchanged, graded
 from tasks.training.finetune import checkpoint
 from tasks.training.finetune.job import Job
 from tasks.training.finetune.launcher import launch
@@ -74,9 +73,6 @@ def run(
     if trained:
         recalibrate_module(module, images["test"].calibration(size))
     found = {split: tallied(module, one.batches(size), one.problem) for split, one in images.items()}
-    known = {} if trained else exchanged(found["validation"], found["test"], train.class_names, data.class_order)
-    for line in known.values():
-        progress.say(line)
     append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
     _save(module.to("cpu"), images["validation"], size, folder / WEIGHTS_FILE)
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
@@ -87,7 +83,7 @@ def run(
         test_accuracy=found["test"].score,
         **{f"{split}_samples": len(one.each_N) for split, one in found.items()},
         **graded(found["test"].each_N),
-        **known,
+        **({} if trained else exchanged(found, train.class_names, data.class_order, progress)),
     ).to_json()
 
 

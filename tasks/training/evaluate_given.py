@@ -17,8 +17,7 @@ from tasks.evaluation.models.outputs import check_shapes
 from tasks.evaluation.subnets import EvaluationData, EvaluationResources, tallied
 from tasks.evaluation.subnets.evaluations import accuracies_of_ends
 from tasks.evaluation.subnets.images import pick_device
-from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of, exchanged
-from tasks.evaluation.uncertainty import graded
+from tasks.evaluation.subnets.record import BASE, CONFUSIONS_FILE, append_confusions, confusion_of, exchanged, graded
 
 
 def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path, progress: Progress) -> StageResult:
@@ -40,9 +39,7 @@ def evaluate_file(model: ModelSettings, data: DataSettings, folder: Path, progre
     append_confusions(folder / CONFUSIONS_FILE, BASE, train.class_names, confusion_of(found["test"]))
     shares = {f"{split}_accuracy": one.score for split, one in found.items()}
     samples = {f"{split}_samples": len(one.each_N) for split, one in found.items()}
-    known = exchanged(found["validation"], found["test"], train.class_names, data.class_order)
-    for line in known.values():
-        progress.say(line)
+    known = exchanged(found, train.class_names, data.class_order, progress)
     return GivenFile.model_validate({**shares, **samples, **known, **graded(found["test"].each_N)}).to_json()
 
 

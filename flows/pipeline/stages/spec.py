@@ -20,11 +20,12 @@ from flows.pipeline.versions import code_version, user_code_version
 from flows.storage import SUBNETS_FOLDER
 from importing import later_names
 from profiling_agents.messages import DEFAULT_ENGINE, Engine
-from tasks.base.artifacts import SubNetStore, Workspace, digest_of, key_settings
+from tasks.base.artifacts import RESULT_FILE, SubNetStore, Workspace, digest_of, key_settings
 from tasks.base.own_code import source_of
 from tasks.base.progress import Progress
 from tasks.base.schemas.placed import IMPLEMENTATIONS_FILE, ChosenImplementations
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, SENSITIVITIES_FILE, AccuracyValidation, Uncertainty
+from tasks.base.schemas.results import BaseResult, GivenFile
 from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings
 from tasks.data.problems import problem_named
@@ -250,6 +251,21 @@ class Context:
     def trained(self) -> Path:
         """The SuperNet after fine-tuning, or the given one."""
         return self.config.supernet if isinstance(self.config, RetargetConfig) else self.file("finetune", SUPERNET)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the network came with weights, and the run did not train it."""
+        if not self.has("compile") or not self.training.model.comes_trained:
+            return False
+        return not self.has("base") or not BaseResult.read(self.file("base", RESULT_FILE)).trained
+
+    @property
+    def given_accuracy(self) -> float | None:
+        """Validation accuracy of the network as it was given; None: it was not, or this is unknown."""
+        kind: type[BaseResult | GivenFile] = BaseResult if self.has("base") else GivenFile
+        if not self.is_given or not self.has(kind.STAGE):
+            return None
+        return kind.read(self.file(kind.STAGE, RESULT_FILE)).validation_accuracy
 
     def has(self, stage: str) -> bool:
         """Whether this run has a stage that some runs leave out."""

@@ -19,12 +19,11 @@ from flows.pipeline.run import Output
 from flows.pipeline.stages.spec import DEVICES, Context, Outputs, Scope, StageSpec, labelled_key
 from flows.storage import EXPORTS_FOLDER
 from importing import later_names
-from tasks.base.artifacts import RESULT_FILE, digest_of, key_settings
+from tasks.base.artifacts import digest_of, key_settings
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import LABELLED, Exports
 from tasks.base.schemas.placed import LUT_FOLDER, ChosenImplementations
 from tasks.base.schemas.predictions import ENERGY_FILE, LATENCY_FILE, LATENCY_VALIDATION_FILE
-from tasks.base.schemas.results import BaseResult, GivenFile
 from tasks.base.schemas.stored import StageResult
 from tasks.base.schemas.winners import FRONT_FILE, MEASURED_FILE, WHOLE_FRONT_FILE, Candidates, Front
 from tasks.evaluation.models import origin_of, weights_source
@@ -160,25 +159,10 @@ def _search(at: Context, out: Path, progress: Progress) -> StageResult:
         targets=[one.target() for one in _given(at)],
         settings=at.config.search,
         uncertainty=at.uncertainty(names[0]),
-        given_accuracy=_given_accuracy(at),
+        given_accuracy=at.given_accuracy,
     )
     found = search.run(request, out, progress)
     return found if len(names) > 1 else found[names[0]]
-
-
-def _given_accuracy(at: Context) -> float | None:
-    """Validation accuracy of the network as it was given; None: it was not, or this is unknown."""
-    kind: type[BaseResult | GivenFile] = BaseResult if at.has("base") else GivenFile
-    if not _is_given(at) or not at.has(kind.STAGE):
-        return None
-    return kind.read(at.file(kind.STAGE, RESULT_FILE)).validation_accuracy
-
-
-def _is_given(at: Context) -> bool:
-    """Whether the network came with weights, and the run did not train it."""
-    if not at.has("compile") or not at.training.model.comes_trained:
-        return False
-    return not at.has("base") or not BaseResult.read(at.file("base", RESULT_FILE)).trained
 
 
 def _by_device(config: FlowConfig, outputs: Mapping[str, Output]) -> Mapping[str, Output]:
@@ -205,7 +189,7 @@ SEARCH = StageSpec(
         at.trained,
         _accuracy(at),
         at.uncertainty(_searched(at)[0]).to_json(),
-        *([] if (given := _given_accuracy(at)) is None else [{"as given": given}]),
+        *([] if (given := at.given_accuracy) is None else [{"as given": given}]),
         *(file for one in _given(at) for file in one.files),
         *([at.data] if _evaluates(at) else []),
     ),
@@ -401,7 +385,7 @@ def _export_inputs(at: Context) -> tuple[Any, ...]:
         dict(provenance.network),
         dict(provenance.digests),
         *others,
-        *((at.supernet,) if _is_given(at) else ()),
+        *((at.supernet,) if at.is_given else ()),
         at.implementations(),
         *((at.file("exits", POLICIES_FILE),) if at.has("exits") else ()),
         *((at.file("front", LEVELS_FILE),) if _others(at) or is_placed(at) else ()),
@@ -443,7 +427,7 @@ def _export(at: Context, out: Path, progress: Progress) -> StageResult:
             policies=policies_of(at),
             elsewhere=_elsewhere(at),
             contents=BundleContents(rules=at.config.runtime.rules, formats=formats, placements=placed),
-            given=at.supernet if _is_given(at) else None,
+            given=at.supernet if at.is_given else None,
         )
         return tasks.export.run(request, client, at.workspace(out, progress))
 

@@ -28,8 +28,7 @@ from tasks.data.batches import Inputs, answers
 from tasks.data.problems import CLASSIFICATION, LearningProblem, Tallied, other_metric
 from tasks.data.samples import Size
 from tasks.evaluation.subnets.images import UPDATE_SECONDS, EvaluationData, FinishedSubNets
-from tasks.evaluation.subnets.record import Accuracy
-from tasks.evaluation.uncertainty import graded
+from tasks.evaluation.subnets.record import Accuracy, graded
 
 
 @torch.no_grad()

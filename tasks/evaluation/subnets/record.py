@@ -5,9 +5,9 @@ Legend: K classes, N samples.
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tailor_ir import Config
 from tasks.base.artifacts import append_line, read_lines
 from tasks.base.pages.text import percent
+from tasks.base.progress import Progress
 from tasks.data.problems import Tallied
 from tasks.data.source import first_of
 
@@ -52,16 +53,32 @@ def read_confusions(file: Path) -> dict[str, Confusions]:
     return {line["digest"]: line for line in read_lines(file)}
 
 
+def graded(*networks: NDArray[Any]) -> dict[str, float]:
+    """`spread`, the mean over networks, from the scores (N,) of each on single samples; {} if answers are right or wrong.
+
+    It is the standard deviation over that of scores of only 0 and 1 with the same mean, which vary most: in [0, 1].
+    """
+    scores = [one_N.astype(np.float64) for one_N in networks]
+    if not scores or all(np.isin(one_N, (0, 1)).all() for one_N in scores):
+        return {}
+    most = [float(np.sqrt(one_N.mean() * (1 - one_N.mean()))) for one_N in scores]
+    shares = [one_N.std() / limit if limit else 1.0 for one_N, limit in zip(scores, most, strict=True)]
+    return {"spread": min(1.0, float(np.mean(shares)))}
+
+
 FAR_BETTER = 0.1
 """Gain of accuracy on other samples for which another order of the classes is reported."""
 
 
-def exchanged(seen: Tallied, other: Tallied, classes: Sequence[str], order: Sequence[int] | None) -> dict[str, str]:
-    """`exchanged`: a line if a trained network's outputs are likely in another order than the classes; else {}.
+def exchanged(
+    found: Mapping[str, Tallied], classes: Sequence[str], order: Sequence[int] | None, progress: Progress
+) -> dict[str, str]:
+    """`exchanged`: a line, also shown, if a trained network's outputs are likely in another order than the classes; else {}.
 
-    The order is found by the confusions of `seen` (optimal assignment), and judged by those of `other`. order: of the settings,
-    `data.class_order`.
+    The order is that of the optimal assignment by the confusions on validation samples, and judged on test samples. found: by
+    split. order: of the settings, `data.class_order`.
     """
+    seen, other = found["validation"], found["test"]
     if seen.confusion_KK is None or other.confusion_KK is None:
         return {}
     from scipy.optimize import linear_sum_assignment  # takes a second
@@ -78,6 +95,7 @@ def exchanged(seen: Tallied, other: Tallied, classes: Sequence[str], order: Sequ
         f"accuracy {percent(other.score)} as the classes are ordered ({first_of(classes)}), {percent(reached)} with {names} "
         f"exchanged: set data.class_order=[{wanted}]"
     )
+    progress.say(line)
     return {"exchanged": line}
 
 

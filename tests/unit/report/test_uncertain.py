@@ -17,7 +17,8 @@ from tasks.base.schemas.exports import Exports
 from tasks.base.schemas.predictions import ACCURACY_VALIDATION_FILE, AccuracyValidation, Uncertainty
 from tasks.base.schemas.results import BeforeTuning, FinetuneResult
 from tasks.base.schemas.winners import Front
-from tasks.evaluation.uncertainty import graded, standard_error, too_small, uncertain
+from tasks.evaluation.subnets.record import graded
+from tasks.evaluation.uncertainty import standard_error, too_small, uncertain
 from tasks.report.headline import headline, remarks, terminal_table
 
 FEW, MANY = 30, 3000
