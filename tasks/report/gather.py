@@ -163,7 +163,7 @@ def _given(
     return {"name": "largest SubNet", "accuracy": ends.largest_test_accuracy, **_spread(ends)}
 
 
-def _spread(found: results.NetworkAccuracy | results.EndsAccuracy | Card | None) -> dict[str, float]:
+def _spread(found: results.NetworkAccuracy | results.EndsAccuracy | Card | None) -> parts.Row:
     """`spread`, if answers are graded."""
     return {"spread": found.spread} if found is not None and found.spread < 1 else {}
 

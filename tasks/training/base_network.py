@@ -60,13 +60,9 @@ def run(
         load_part(module, pretrained.weights, pretrained.part)
     micro_batch = _train(module, model, train, settings, folder, name, progress) if trained else None
     module.to(device).eval()
+    count, resources = settings.recalibration_images, EvaluationResources(device=device)
     images = {
-        split: EvaluationData(
-            splits[split],
-            train,
-            recalibration_images=settings.recalibration_images,
-            resources=EvaluationResources(device=device),
-        )
+        split: EvaluationData(splits[split], train, recalibration_images=count, resources=resources)
         for split in ("validation", "test")
     }
     size = train.form.size
@@ -81,7 +77,8 @@ def run(
         micro_batch=micro_batch,
         validation_accuracy=found["validation"].score,
         test_accuracy=found["test"].score,
-        **{f"{split}_samples": len(one.each_N) for split, one in found.items()},
+        validation_samples=len(found["validation"].each_N),
+        test_samples=len(found["test"].each_N),
         **graded(found["test"].each_N),
         **({} if trained else exchanged(found, train.class_names, data.class_order, progress)),
     ).to_json()

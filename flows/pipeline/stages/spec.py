@@ -294,7 +294,7 @@ class Context:
         stated = AccuracyValidation.read(self.sensitivities(device).with_name(ACCURACY_VALIDATION_FILE))
         data = self.config.data
         samples = stated.samples if problem_named(data.problem, data.metric).is_mean else None
-        own = {"spread": stated.spread} if stated.spread < 1 else {}
+        own: dict[str, Any] = {"spread": stated.spread} if stated.spread < 1 else {}
         return Uncertainty(samples=samples, predictor_points=stated.mean_error_points, **own)
 
     def implementations(self, label: str | None = None) -> Path:

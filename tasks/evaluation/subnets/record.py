@@ -53,7 +53,7 @@ def read_confusions(file: Path) -> dict[str, Confusions]:
     return {line["digest"]: line for line in read_lines(file)}
 
 
-def graded(*networks: NDArray[Any]) -> dict[str, float]:
+def graded(*networks: NDArray[Any]) -> dict[str, Any]:
     """`spread`, the mean over networks, from the scores (N,) of each on single samples; {} if answers are right or wrong.
 
     It is the standard deviation over that of scores of only 0 and 1 with the same mean, which vary most: in [0, 1].
@@ -72,7 +72,7 @@ FAR_BETTER = 0.1
 
 def exchanged(
     found: Mapping[str, Tallied], classes: Sequence[str], order: Sequence[int] | None, progress: Progress
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """`exchanged`: a line, also shown, if a trained network's outputs are likely in another order than the classes; else {}.
 
     The order is that of the optimal assignment by the confusions on validation samples, and judged on test samples. found: by
