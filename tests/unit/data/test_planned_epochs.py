@@ -19,7 +19,7 @@ def digits() -> Dataset:
 
 
 def _first(digits: Dataset, count: int) -> Dataset:
-    return Dataset(digits.settings, digits._source, digits._indices[:count])
+    return Dataset(digits.settings, digits.source, digits._indices[:count])
 
 
 @pytest.mark.parametrize(
