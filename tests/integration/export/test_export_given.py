@@ -16,13 +16,14 @@ from tasks.base.progress import Silent
 from tasks.base.schemas.exports import AS_GIVEN, LABELLED, ExportIndex, Exports
 from tasks.data import DataSettings, load_splits
 from tasks.data.loading import load_labelled
+from tasks.data.settings import OwnProblem
 from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.readable import INDEX_FILE
 from tests.support.fronts import write_front
 
 SETTINGS = export.Settings(
-    formats=("onnx",), measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
+    formats=("onnx",), bundle=True, measure=MeasureSettings(time_cap_ms=5.0, warmup_ms=1.0, min_blocks=2, patience=0.0)
 )
 
 
@@ -34,36 +35,38 @@ def network() -> nn.Module:
     ).eval()  # fmt: skip
 
 
+def known(folder: Path, given: nn.Module) -> dict[str, EvaluationData]:
+    """Digits whose targets are the network's answers, and samples labelled by it."""
+    net = tailor_ir.load(folder / "given")
+    (folder / "teacher.onnx").write_bytes(onnx_of(net, net.max_config, batch=16))
+    fidelity = OwnProblem(kind="fidelity")
+    splits = load_splits(DataSettings(kind="digits", workers=1, own_problem=fidelity, teacher=folder / "teacher.onnx"))
+    images = EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
+    x, file = torch.rand(40, 3, 32, 32), folder / "labelled.npz"
+    with torch.no_grad():
+        np.savez(file, x=x, labels=given(x).argmax(1))
+    labelled = load_labelled(DataSettings(kind="unlabelled", path=file, labelled=file))
+    assert labelled is not None
+    return {"validation": images, LABELLED: images.of(labelled, limited=False)}
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_network_as_it_was_given_is_never_lost(keeps: bool, tmp_path: Path) -> None:
-    given = network()
-    net = tailor_ir.compile(given, torch.zeros(1, 3, 32, 32))
+    given, x = network(), torch.rand(1, 3, 32, 32)
+    net = tailor_ir.compile(given, x)
     net.save(tmp_path / "given")
-    x = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         expected = given(x).numpy()
         for tensor in net.elastic.parameters():
-            tensor.mul_(0)
+            tensor.neg_()
     net.save(tmp_path / "trained")
-    teacher = tailor_ir.load(tmp_path / "given")
-    (tmp_path / "teacher.onnx").write_bytes(onnx_of(teacher, teacher.max_config, batch=16))
-    data = DataSettings(kind="digits", workers=1, problem="fidelity", teacher=tmp_path / "teacher.onnx")
-    splits = load_splits(data)
-    images = EvaluationData(splits["test"], splits["train"], recalibration_images=64, limit=50)
-    with torch.no_grad():
-        labelled = torch.rand(40, 3, 32, 32)
-        np.savez(tmp_path / "labelled.npz", x=labelled, labels=given(labelled).argmax(1))
-    known = load_labelled(
-        DataSettings(kind="unlabelled", path=tmp_path / "labelled.npz", labelled=tmp_path / "labelled.npz")
-    )
-    assert known is not None
     front = write_front(tmp_path, net, [(net.min_config, 1e6 if keeps else 1e-6)])
     (tmp_path / "out").mkdir()
     request = export.ExportRequest(
         settings=SETTINGS,
         supernet=tmp_path / "trained",
         search=tmp_path,
-        data={"validation": images, LABELLED: images.of(known, limited=False)},
+        data=known(tmp_path, given),
         given=tmp_path / "given",
     )
     with local_agent("onnxruntime") as client, client.lease():
@@ -79,6 +82,9 @@ def test_the_network_as_it_was_given_is_never_lost(keeps: bool, tmp_path: Path) 
     assert card.accuracy["validation"] == 1.0, "it answers as itself"
     assert card.accuracy[LABELLED] == 1.0, "the labels are its own"
     assert "| true score, labelled | 100.0 ± " in (tmp_path / "out" / f"{AS_GIVEN}.md").read_text()
+    assert found.bundle is not None
+    assert found.bundle.state == "ok"
+    assert not any(AS_GIVEN in file.name for file in (tmp_path / "out" / "bundle").iterdir()), "it shares no weights"
     (winner,) = found.winners
     assert winner.digest == (AS_GIVEN if keeps else front.winners[0].digest)
     export.write_readable(tmp_path / "out", tmp_path / "readable")

@@ -175,6 +175,22 @@ def test_winners_carry_prediction_measurement_and_files(data: Report) -> None:
         assert row["max_difference"] <= 1e-4
 
 
+def test_the_network_as_it_was_given_is_a_row_with_the_true_scores(data: Report) -> None:
+    report = copy.deepcopy(data)
+    (device, *_) = report["devices"]
+    device["base"] |= {"row": "as given", "files": ["as_given.onnx"], "true_score": 0.9, "labelled": 100}
+    for row in device["winners"]:
+        row |= {"true_score": 0.8, "labelled": 100}
+    words = Page(render(report)).words
+    assert all(one in words for one in ("as given", "as_given.onnx", "true score", "90.0 ± 3.1 %", "80.0 ± 4.0 %"))
+    plain = Page(render(data)).words
+    assert not any(one in plain for one in ("as given", "true score"))
+    table = terminal_table(report)[1]
+    assert [str(column.header) for column in table.columns][4:6] == [f"test {device['score']}", "true score"]
+    assert next(iter(table.columns[0].cells)) == "as given"
+    assert next(iter(table.columns[5].cells)) == "90.0 ± 3.1 %"
+
+
 def test_measured_front_is_not_dominated(data: Report) -> None:
     rows = data["devices"][0]["winners"]
     front = [row for row in rows if row["on_front"]]
