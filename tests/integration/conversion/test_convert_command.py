@@ -85,7 +85,7 @@ def test_fewer_nodes_can_be_asked_for(tmp_path: Path) -> None:
 
 def test_options_can_be_shown(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(source), "out.onnx", "seed=3", "--cfg", "job"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out) == {"check": True, "seed": 3, "fewest": False}
+    assert yaml.safe_load(capsys.readouterr().out) == {"check": True, "seed": 3, "inputs": None, "fewest": False}
 
 
 @pytest.mark.long
@@ -165,7 +165,7 @@ def test_the_check_takes_the_users_inputs(source: Path, capsys: pytest.CaptureFi
             {"x": np.zeros((2, 5, 6, 6), np.float32)},
             r"input 'x' is float32 \(2, 5, 6, 6\)|cannot run the model on the given inputs",
         ),
-        ({"y": np.zeros(3)}, r"no inputs 'x' \(arrays: y\)"),
+        ({"y": np.zeros(3)}, r"inputs have no 'x' \(arrays: y\)"),
     ):
         np.savez(file, **array)
         assert main(["convert", str(source), str(source.with_name("o.onnx")), f"inputs={file}"]) == 2
