@@ -22,9 +22,9 @@ from tasks.base.errors import UserError
 from tasks.base.own_code import LIVE_NAME
 from tasks.data import load
 from tasks.data.dataset import DATA_FILE, remember
+from tasks.data.own import Data
 from tasks.data.problems import problem_named
 from tasks.evaluation.models.outputs import check_answer
-from tasks.data.own import Data
 from tasks.training.compile import keep_teacher
 
 SUPERNETS_FOLDER = "supernets"
@@ -62,10 +62,10 @@ class Job:
     that gives a module with its weights, or a SuperNet that your own loop has trained. data: `Data`, a Dataset, a DataLoader,
     arrays, (train, validation, test) of these, a function that gives one of them by its name, or a path of samples without
     labels. loss: loss(outputs, targets), the mean of a batch. score: score(outputs, targets), a number in [0, 1] for each
-    sample, higher is better; both as functions or by name. Without both, the answers of the network are the targets. devices:
-    runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along the front. minutes: time that the whole run
-    may take; epochs, budgets and candidates follow from it, and the plan is told first. options: further options as on the
-    command line, such as "finetune.epochs=5".
+    sample, higher is better; both as functions or by name. Without both, the answers of the network are the targets; a score
+    alone is that of `Data.labelled`. devices: runtimes on this machine, or agents. budgets_ms: None: budgets are chosen along
+    the front. minutes: time that the whole run may take; epochs, budgets and candidates follow from it, and the plan is told
+    first. options: further options as on the command line, such as "finetune.epochs=5".
     """
 
     model: nn.Module | SuperNet | str | Path
