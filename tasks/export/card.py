@@ -22,7 +22,7 @@ from adaptive_runtime.samples.inputs import (
 from profiling_agents.messages import Capabilities
 from tasks.base.artifacts import json_bytes, write_bytes
 from tasks.base.schemas import exports
-from tasks.data.problems import problem_named
+from tasks.data.problems import FIDELITY, problem_named
 from tasks.data.source import OtherInput
 from tasks.evaluation.uncertainty import uncertain
 from tasks.measuring.runtime_options.settings import ChosenEngine
@@ -211,7 +211,7 @@ def _facts(card: exports.Card) -> list[tuple[str, str]]:
         *(
             (
                 f"{'true score' if split == exports.LABELLED else accuracy}, {split}",
-                uncertain(share, card.samples.get(split), 1.0 if split == exports.LABELLED else card.spread),
+                uncertain(share, card.samples.get(split), _spread(card, split)),
             )
             for split, share in card.accuracy.items()
         ),
@@ -222,6 +222,13 @@ def _facts(card: exports.Card) -> list[tuple[str, str]]:
         ("weights", network["weights"]),
         ("licence of these weights", network["licence"]),
     ]
+
+
+def _spread(card: exports.Card, split: str) -> float:
+    """The spread of scores on a split: labelled samples have right and wrong answers, and a network answers as itself."""
+    if split == exports.LABELLED:
+        return 1.0
+    return 0.0 if card.digest == exports.AS_GIVEN and card.problem == FIDELITY.name else card.spread
 
 
 def _own_tensors(described: exports.AdaptedTensors | None) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import tailor_ir
 from profiling_agents.messages import Measurement
 from tailor_ir import Config
-from tasks.base.schemas.exports import Card, Latency, MeasuredLargest
+from tasks.base.schemas.exports import AS_GIVEN, Card, Latency, MeasuredLargest
 from tasks.base.schemas.placed import OWN_CHOICES
 from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Candidate, Candidates, Front, Winner
@@ -249,8 +249,8 @@ def best_measured(
     """For each budget the most accurate of all exported SubNets that keep it, by the files' own measurements.
 
     rows: a SubNet for each budget. cards: by digest; accuracies are those of the first split. others: exported beside them. The
-    SubNet of a row stays if none is better, if it is in `kept`, or if it is one for several devices together. A SubNet with
-    failed files replaces none.
+    SubNet of a row stays if none is better (the network as it was given: if it is as good), if it is in `kept`, or if it is one
+    for several devices together. A SubNet with failed files replaces none.
     """
     good = [row for row in (*rows, *others) if all(file.state == "ok" for file in cards[row.digest].files.values())]
 
@@ -265,10 +265,12 @@ def best_measured(
     def winner(row: Winner) -> Winner:
         if row.digest in kept or row.budgets_ms is not None:
             return row
-        found = max((one for one in good if keeps(one, row.budget_ms)), key=rank, default=row)
-        if found.digest == row.digest or (keeps(row, row.budget_ms) and rank(found)[0] <= rank(row)[0]):
-            return row
-        return found.model_copy(update={"budget_ms": row.budget_ms})
+        able = [one for one in good if keeps(one, row.budget_ms)]
+        found = max(able, key=rank, default=row)
+        if keeps(row, row.budget_ms) and rank(found)[0] <= rank(row)[0]:
+            found = row
+        found = next((one for one in able if one.digest == AS_GIVEN and rank(one) >= rank(found)), found)
+        return row if found.digest == row.digest else found.model_copy(update={"budget_ms": row.budget_ms})
 
     return [winner(row) for row in rows]
 

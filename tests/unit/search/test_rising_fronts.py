@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.base.schemas.exports import Card, ExportedFile, Latency
+from tasks.base.schemas.exports import AS_GIVEN, Card, ExportedFile, Latency
 from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Front, Winner
 from tasks.evaluation.subnets import Accuracy
@@ -97,6 +97,20 @@ def front(**settings: Any) -> Front:
     """What is known of a search, as far as its largest SubNet needs it."""
     named: dict[str, Any] = {"device": "here", "largest": as_predicted(row("whole", 2.0)), "settings": settings}
     return Front.model_construct(**named)
+
+
+def test_the_network_as_it_was_given_wins_where_no_subnet_is_better() -> None:
+    cards = {"fast": card("fast", 1.0, 0.9), "whole": card("whole", 2.0, 0.9), AS_GIVEN: card(AS_GIVEN, 2.0, 0.9)}
+    given = (row(AS_GIVEN, 2.0),)
+    rows = [row("fast", 1.0), row("whole", 3.0)]
+    found = best_measured(rows, cards, others=given)
+    assert [one.digest for one in found] == ["fast", AS_GIVEN], "the trained largest SubNet is not better"
+    assert found[1].budget_ms == 3.0
+    assert [one.digest for one in best_measured(rows, cards, ("whole",), given)] == ["fast", "whole"]
+    cards["whole"] = card("whole", 2.0, 0.95)
+    assert [one.digest for one in best_measured(rows, cards, others=given)] == ["fast", "whole"]
+    failed = {**cards, AS_GIVEN: card(AS_GIVEN, 0.5, 1.0, "failed")}
+    assert [one.digest for one in best_measured(rows, failed, others=given)] == ["fast", "whole"]
 
 
 def test_budgets_above_the_whole_network_have_no_winner_that_is_worse_than_it() -> None:
