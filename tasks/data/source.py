@@ -363,12 +363,11 @@ def listing_of(root: Path) -> str:
 
     A file is listed alone. UserError: a file cannot be read, e.g. a broken link.
     """
-    if not root.is_file():
+    is_file, rows = root.is_file(), []
+    if not is_file:
         require_folder(root)
-    rows = []
-    for folder, folders, names in (
-        [(root.parent, [], [root.name])] if root.is_file() else os.walk(root, followlinks=True)
-    ):
+    alone: list[tuple[str, list[str], list[str]]] = [(str(root.parent), [], [root.name])]
+    for folder, folders, names in alone if is_file else os.walk(root, followlinks=True):
         folders.sort()
         for name in sorted(names):
             file = Path(folder) / name
@@ -379,7 +378,6 @@ def listing_of(root: Path) -> str:
                 raise unreadable(file, error) from error
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"data file '{file}'", "is a pipe, socket or device", next_step="remove it")
-            rows.append(
-                [str(file.relative_to(root)) if root.is_dir() else file.name, status.st_size, status.st_mtime_ns]
-            )
+            name = file.name if is_file else str(file.relative_to(root))
+            rows.append([name, status.st_size, status.st_mtime_ns])
     return digest_of(rows)
