@@ -363,7 +363,7 @@ def listing_of(root: Path) -> str:
 
     A file is listed alone. UserError: a file cannot be read, e.g. a broken link.
     """
-    is_file, rows = root.is_file(), []
+    is_file, rows = root.is_file(), list[list[str | int]]()
     if not is_file:
         require_folder(root)
     alone: list[tuple[str, list[str], list[str]]] = [(str(root.parent), [], [root.name])]
