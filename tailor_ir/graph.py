@@ -1,6 +1,6 @@
 """The IR's graph: frozen nodes over named values. Tensors live beside the graph, in a mapping from name to tensor."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,11 @@ class Node:
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, Attribute], ...] = ()
 
+    @property
+    def place(self) -> str:
+        """The node as refusals name it."""
+        return f"operator '{self.op}' at '{self.name}'"
+
     def attribute(self, name: str, default: Attribute | None = None) -> Attribute | None:
         """The attribute's value, or `default` when the node does not carry it."""
         return dict(self.attributes).get(name, default)
@@ -60,9 +65,7 @@ class Node:
         return float(value)
 
     def _of_other_type(self, name: str, value: object, allowed: str) -> ImportFailed:
-        return ImportFailed(
-            f"operator '{self.op}' at '{self.name}': attribute '{name}' is {value!r}; allowed: {allowed}"
-        )
+        return ImportFailed(f"{self.place}: attribute '{name}' is {value!r}; allowed: {allowed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,10 @@ class Graph:
                 if node.op in OF_PIXELS and self.shapes[given] == shape:
                     pending += {given} - seen
                     seen.add(given)
-                elif self.shapes[given] == first and (_to_front(node) or (node.op == "Reshape" and shape[3] == 1)):
+                elif self.shapes[given] == first and (
+                    (node.op == "Transpose" and node.ints("perm") == (0, 3, 1, 2))
+                    or (node.op == "Reshape" and shape[3] == 1)
+                ):
                     brought = True
                 else:
                     return CHANNELS_FIRST
@@ -242,13 +248,7 @@ class Graph:
         """The original network: without the nodes that only alternatives need."""
         if not self.alternatives:
             return self
-        needed = set(self.outputs)
-        nodes = []
-        for node in reversed(self.nodes):
-            if not needed.isdisjoint(node.outputs):
-                needed.update(node.inputs)
-                nodes.append(node)
-        return replace(self.with_nodes(tuple(reversed(nodes))), alternatives=())
+        return replace(self.with_nodes(needed(self.nodes, self.outputs)), alternatives=())
 
     def data_values(self) -> frozenset[str]:
         """Values that depend on the network's input, even if only on its number of samples."""
@@ -270,6 +270,11 @@ class Graph:
         return iter(self.nodes)
 
 
-def _to_front(node: Node) -> bool:
-    """Whether a node moves the channels of images (B, H, W, C) to the front."""
-    return node.op == "Transpose" and node.ints("perm") == (0, 3, 1, 2)
+def needed(nodes: Sequence[Node], values: Iterable[str], known: Container[str] = ()) -> tuple[Node, ...]:
+    """The nodes, in order, that compute values from known ones."""
+    read, found = {name for name in values if name not in known}, []
+    for node in reversed(nodes):
+        if not read.isdisjoint(node.outputs):
+            read.update(name for name in node.inputs if name not in known)
+            found.append(node)
+    return tuple(reversed(found))

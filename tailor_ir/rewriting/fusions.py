@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.graph import Graph, Node, Tensors, needed
 
 COMMUTATIVE = frozenset(("Add", "Mul"))
 CLOSE = 1e-4  # relative; constants were rounded to float32 and by people
@@ -155,18 +155,7 @@ def apply_rule(graph: Graph, tensors: Tensors, rule: RewriteRule) -> Graph:
     if not replaced:
         return graph
     nodes = tuple(replaced.get(node.name, node) for node in graph.nodes if node.name not in removed)
-    return graph.with_nodes(alive(graph, nodes))
-
-
-def alive(graph: Graph, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes whose results are read."""
-    read = set(graph.outputs)
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if any(output in read for output in node.outputs):
-            kept.append(node)
-            read.update(node.inputs)
-    return tuple(reversed(kept))
+    return graph.with_nodes(needed(nodes, graph.outputs))
 
 
 X = Value("x")

@@ -18,7 +18,7 @@ import torch
 
 from tailor_ir.axes import Kernel, groups_of
 from tailor_ir.errors import MixedSamples, SpaceError
-from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.graph import Graph, Node, Tensors, needed
 from tailor_ir.ops.kernels import KERNEL_TRANSFORM, SIZES
 from tailor_ir.rewriting.fusions import RULES, apply_rule
 from tailor_ir.spaces.space import Structure
@@ -91,7 +91,7 @@ def take_of_parts(graph: Graph, tensors: Tensors) -> Graph:
     if len(constants) == len(graph.constants):
         return graph
     whole = replace(graph, shapes=shapes, constants=tuple(constants))
-    return whole.with_nodes(_needed(tuple(nodes), graph.outputs))
+    return whole.with_nodes(needed(nodes, graph.outputs))
 
 
 def _part(node: Node, joined: Node | None, graph: Graph, tensors: Tensors) -> tuple[str, int] | None:
@@ -109,16 +109,6 @@ def _part(node: Node, joined: Node | None, graph: Graph, tensors: Tensors) -> tu
             return part, position
         position -= graph.shapes[part][axis]
     return None
-
-
-def _needed(nodes: tuple[Node, ...], outputs: tuple[str, ...]) -> tuple[Node, ...]:
-    """The nodes that an output needs."""
-    needed, kept = set(outputs), []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.outputs):
-            needed.update(node.inputs)
-            kept.append(node)
-    return tuple(reversed(kept))
 
 
 def repeat_for_samples(graph: Graph, tensors: Tensors) -> tuple[Graph, Tensors]:
@@ -183,7 +173,7 @@ def _row(graph: Graph, name: str, tensor: torch.Tensor, dim: int, samples: int) 
     if tensor.shape[dim] != samples or name in graph.parameters or not torch.equal(tensor, row.expand_as(tensor)):
         user = graph.consumers()[name][0]
         raise MixedSamples(
-            f"operator '{user.op}' at '{user.name}': '{name}' has other values for each sample of a batch of {samples}; "
+            f"{user.place}: '{name}' has other values for each sample of a batch of {samples}; "
             "allowed: networks that treat all samples alike, in batches of any size"
         )
     return row
@@ -286,16 +276,9 @@ class _Rewriter:
         self.replacements[last.name] = by
 
     def result(self) -> Graph:
-        nodes = tuple(
-            self.replacements.get(node.name, node) for node in self.graph.nodes if node.name not in self.removed
-        )
-        read = {name for node in nodes for name in node.inputs} | set(self.graph.outputs)
-        while True:  # removes transposed weights that only rewritten nodes read
-            alive = tuple(node for node in nodes if any(output in read for output in node.outputs))
-            if len(alive) == len(nodes):
-                return self.graph.with_nodes(nodes)
-            nodes = alive
-            read = {name for node in nodes for name in node.inputs} | set(self.graph.outputs)
+        nodes = [self.replacements.get(node.name, node) for node in self.graph.nodes if node.name not in self.removed]
+        # transposed weights that only rewritten nodes read are left out
+        return self.graph.with_nodes(needed(nodes, self.graph.outputs))
 
 
 def fuse_linear(graph: Graph, tensors: Tensors) -> Graph:

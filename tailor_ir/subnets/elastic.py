@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tailor_ir.axes import Axis, Sizes, spatial_in
-from tailor_ir.graph import Alternative, GivenInputs, Node, Tensors
+from tailor_ir.graph import Alternative, GivenInputs, Node, Tensors, needed
 from tailor_ir.spaces.selectors import Choice
 from tailor_ir.spaces.space import Structure
 from tailor_ir.subnets.batch_norms import ElasticBatchNorm, Moments, Observed, Statistics, statistics_of
@@ -396,7 +396,7 @@ class Branches:
 
     def _branch(self, alternative: Alternative, variable: str, original: set[str], data: frozenset[str]) -> Branch:
         graph = self._elastic.structure.graph
-        nodes = _own_nodes(graph.nodes, alternative.producer, original)
+        nodes = needed([node for node in graph.nodes if node.name not in original], (alternative.producer,))
         written = {name for node in nodes for name in node.outputs}
         read = {name for node in nodes for name in node.inputs if name in data} - written
         (entry,) = read
@@ -414,13 +414,3 @@ class Branches:
             norms=tuple(one.module for one in instructions if isinstance(one.module, ElasticBatchNorm)),
             instructions=instructions,
         )
-
-
-def _own_nodes(nodes: Iterable[Node], producer: str, original: set[str]) -> list[Node]:
-    """The nodes, in order, that a producer needs and that are not in the original network."""
-    needed, found = {producer}, []
-    for node in reversed(list(nodes)):
-        if node.name not in original and not needed.isdisjoint(node.outputs):
-            needed.update(node.inputs)
-            found.append(node)
-    return found[::-1]

@@ -55,9 +55,7 @@ def convert_static(node: Node, graph: Graph, tensors: Tensors) -> Lowered:
         converter = get_converter(node.op, OPSET)
         result = converter(next(iter(single.nodes.values())), single)
     except Exception as error:
-        raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': not supported ({error}); replace it in the network, or report it"
-        ) from error
+        raise ImportFailed(f"{node.place}: not supported ({error}); replace it in the network, or report it") from error
     names = {ours: name for name, ours in own.items()}
     return Lowered(result.torch_module, tuple(names.get(value, value) for value in result.onnx_mapping.inputs))
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tailor_ir.errors import SpaceError
-from tailor_ir.graph import Graph, Node
+from tailor_ir.graph import Graph, Node, needed
 from tailor_ir.ops import OPERATORS
 from tailor_ir.spaces.kinds import BLOCK, ORIGINAL
 from tailor_ir.spaces.space import Structure, Subnet
@@ -53,16 +53,6 @@ class AnswerPart(Part):
 def reads(graph: Graph, node: Node) -> tuple[str, ...]:
     """The values with which a node's module is called; some modules read the network's input for the number of samples."""
     return (*node.inputs, graph.batched_input) if OPERATORS[node.op].needs_batch else node.inputs
-
-
-def needed_for(value: str, nodes: Sequence[Node], known: frozenset[str]) -> tuple[Node, ...]:
-    """The nodes, in order, that compute a value from known values."""
-    needed, found = {value} - known, []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.outputs):
-            needed.update(name for name in node.inputs if name not in known)
-            found.append(node)
-    return tuple(found[::-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,18 +169,13 @@ def _cut_out(structure: Structure, subnet: Subnet, start: str, end: str, where: 
     """The nodes that compute one value from another, together with those that depend on weights alone."""
     data = structure.graph.data_values()
     of_weights = {node.name for node in subnet.nodes if node.outputs[0] not in data}
-    own = needed_for(end, [node for node in subnet.nodes if node.outputs[0] in data], frozenset({start}))
-    _require_one_entry(structure, own, start, where)
-    names = of_weights | {node.name for node in own}
-    return Subnet(tuple(node for node in subnet.nodes if node.name in names), (end,), subnet.sizes)
-
-
-def _require_one_entry(structure: Structure, own: tuple[Node, ...], start: str, where: str) -> None:
-    data = structure.graph.data_values()
+    own = needed([node for node in subnet.nodes if node.outputs[0] in data], (end,), (start,))
     written = {name for node in own for name in node.outputs}
     read = {name for node in own for name in reads(structure.graph, node) if name in data} - written - {start}
     if read:
         raise SpaceError(f"{where}: '{min(read)}' is read, too, so that it is no part of a chain; leave it out")
+    names = of_weights | {node.name for node in own}
+    return Subnet(tuple(node for node in subnet.nodes if node.name in names), (end,), subnet.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,15 +269,11 @@ def _parts(graph: Graph, nodes: Sequence[Node], answers: Mapping[str, str], last
     data = graph.data_values()
     of_weights = [node for node in nodes if node.outputs[0] not in data]
     left = [node for node in nodes if node.outputs[0] in data]
-    own: list[list[Node]] = []
+    own: list[tuple[Node, ...]] = []
     for answer in answers.values():
-        needed, taken = {answer}, []
-        for node in reversed(left):
-            if not needed.isdisjoint(node.outputs):
-                needed.update(node.inputs)
-                taken.append(node)
-        own.append(taken[::-1])
-        left = [node for node in left if needed.isdisjoint(node.outputs)]
+        own.append(needed(left, (answer,)))
+        taken = {node.name for node in own[-1]}
+        left = [node for node in left if node.name not in taken]
     read = [tuple(dict.fromkeys(n for node in part for n in reads(graph, node) if n in data)) for part in own]
     written = [[name for node in part for name in node.outputs] for part in own]
     found = []
@@ -324,11 +305,5 @@ def _ended(structure: Structure, codes: np.ndarray, column: int, at: int, batch:
 def _nodes_of_heads(graph: Graph) -> frozenset[str]:
     """Names of the nodes that belong to heads alone."""
     producers = [one.producer for one in graph.alternatives if one.kind == EXIT.name]
-    written, found = graph.producers(), set[str]()
     original = {node.name for node in graph.original().nodes}
-    while producers:
-        node = written.get(producers.pop())
-        if node is not None and node.name not in original | found:
-            found.add(node.name)
-            producers += node.inputs
-    return frozenset(found)
+    return frozenset(n.name for n in needed([n for n in graph.nodes if n.name not in original], producers))
