@@ -31,7 +31,8 @@ class Axis:
     @cached_property
     def leaves(self) -> frozenset["Axis"]:
         """The channel groups, spatial inputs and batch that this axis depends on."""
-        return frozenset().union(*(part.leaves for part in self.parts))
+        own = () if self.parts or isinstance(self, Fixed) else (self,)
+        return frozenset(own).union(*(part.leaves for part in self.parts))
 
     @cached_property
     def groups(self) -> frozenset[int]:
@@ -68,10 +69,6 @@ class Fixed(Axis):
 class BatchAxis(Axis):
     """The number of samples."""
 
-    @cached_property
-    def leaves(self) -> frozenset[Axis]:
-        return frozenset((self,))
-
 
 @dataclass(frozen=True, eq=False)
 class Channels(Axis):
@@ -79,20 +76,12 @@ class Channels(Axis):
 
     group: int
 
-    @cached_property
-    def leaves(self) -> frozenset[Axis]:
-        return frozenset((self,))
-
 
 @dataclass(frozen=True, eq=False)
 class Spatial(Axis):
     """Height (`index` 0) or width (1) of the network's input."""
 
     index: int
-
-    @cached_property
-    def leaves(self) -> frozenset[Axis]:
-        return frozenset((self,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +121,6 @@ class Kernel(Axis):
     """Height and width of one convolution's kernel; SubNets with smaller kernels keep its centre."""
 
     group: int
-
-    @cached_property
-    def leaves(self) -> frozenset[Axis]:
-        return frozenset((self,))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Dimensions while a network is being read: union-find over axes, with a reason for every frozen dimension."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any, Literal, TypeVar
@@ -28,15 +28,28 @@ def from_begin(positions: Positions, size: int) -> Positions:
     return positions + size * (positions < 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The derivation of a dimension. kind: free, fixed, batch, spatial, length, window, scaled, kernel, concat or product."""
+
+    kind: str
+    parts: tuple["Dim", ...] = ()
+    attributes: tuple[int, ...] = ()
+
+
+FREE = Form("free")
+"""The form of a channel group without restrictions so far."""
+
+
 @dataclass(slots=True, eq=False)
 class Dim:
     """A dimension while a network is read. `parent`: another dimension that was found to be the same (union-find).
 
-    form: how its size is derived from other dimensions; None: a channel group without restrictions so far.
+    form: how its size is derived from other dimensions.
     """
 
     size: int
-    form: "Form | None" = None
+    form: Form = FREE
     parent: "Dim | None" = None
     reason: str = ""
 
@@ -51,23 +64,14 @@ class Dim:
         return dim
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The derivation of a dimension. kind: fixed, batch, spatial, length, window, scaled, kernel, concat or product."""
-
-    kind: str
-    parts: tuple[Dim, ...] = ()
-    attributes: tuple[int, ...] = ()
-
-
 def factors_of(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     """The factors of a row-major flattening of `dims`, with nested products expanded, without factors of size one."""
     found: list[Dim] = []
     for dim in dims:
         form = dim.root.form
-        if form is not None and form.kind == "product":
+        if form.kind == "product":
             found += factors_of(form.parts)
-        elif form is None or form.kind != "fixed" or dim.size != 1:
+        elif form.kind != "fixed" or dim.size != 1:
             found.append(dim)
     return tuple(found)
 
@@ -108,8 +112,11 @@ class DimPool:
 
     def is_batch(self, dim: Dim) -> bool:
         """Whether the dimension is the batch and nothing else."""
-        form = dim.root.form
-        return form is not None and form.kind == "batch"
+        return dim.root.form.kind == "batch"
+
+    def is_fixed(self, dim: Dim) -> bool:
+        """Whether the dimension is the same under every config."""
+        return dim.root.form.kind == "fixed"
 
     def free(self, size: int) -> Dim:
         """A new channel group; a size of one is fixed, since it cannot be cut."""
@@ -126,32 +133,32 @@ class DimPool:
 
     def length(self, size: int) -> Dim:
         """The length of token sequences."""
-        return Dim(size, Form("length"))
+        return Dim(size, Form("length", attributes=(0,)))
 
     def window(self, source: Dim, stride: int, offset: int, ceil: bool = False) -> Dim:
         """The positions of windows over `source`; the source itself if every position is kept, as in residual branches."""
         inner = source.root.form
-        if stride == 1 and inner is not None and inner.kind == "window":  # a window over the other's source
+        if stride == 1 and inner.kind == "window":  # a window over the other's source
             (source,), (stride, before, rounding) = inner.parts, inner.attributes
             offset, ceil = before + stride * offset, bool(rounding)
-        elif inner is not None and inner.kind == "window" and inner.attributes[0] == 1:
+        elif inner.kind == "window" and inner.attributes[0] == 1:
             (source,), offset = inner.parts, offset + inner.attributes[1]
         if stride == 1 and offset == 0:
             return source
         size = ax.window_size(source.size, stride, offset, ceil)
-        if source.root.form is not None and source.root.form.kind == "fixed":
+        if self.is_fixed(source):
             return self.fixed(size)
-        return Dim(size, Form("window", (source,), (stride, offset, int(ceil))))
+        return Dim(size, Form("window", (source,), (stride, offset, ceil)))
 
     def scaled(self, source: Dim, numerator: int, denominator: int) -> Dim:
         """`source` · numerator / denominator."""
-        root = source.root
+        form = source.root.form
         size = source.size * numerator // denominator
         if not self.can_change(source):
             return source if numerator == denominator else self.fixed(size)
-        if root.form is not None and root.form.kind == "scaled":
-            (source,) = root.form.parts
-            numerator, denominator = numerator * root.form.attributes[0], denominator * root.form.attributes[1]
+        if form.kind == "scaled":
+            (source,) = form.parts
+            numerator, denominator = numerator * form.attributes[0], denominator * form.attributes[1]
         common = gcd(numerator, denominator)
         if numerator == denominator:
             return source
@@ -163,8 +170,7 @@ class DimPool:
 
     def is_kernel(self, dim: Dim) -> bool:
         """Whether the dimension was made by `kernel`."""
-        form = dim.root.form
-        return form is not None and form.kind == "kernel"
+        return dim.root.form.kind == "kernel"
 
     def split(self, dim: Dim, outer: int) -> tuple[Dim, Dim]:
         """A dimension that depends on the input, split in two: (windows, positions in each window)."""
@@ -179,7 +185,7 @@ class DimPool:
     def product(self, factors: tuple[Dim, ...]) -> Dim:
         real: list[Dim] = []
         for factor in factors:
-            if self._is_one(factor):
+            if factor.size == 1 and self.is_fixed(factor):
                 continue
             whole = self._whole(real[-1], factor) if real else None
             if whole is None:
@@ -193,15 +199,10 @@ class DimPool:
     def _whole(self, a: Dim, b: Dim) -> Dim | None:
         """The dimension that was split into `a` and `b`; None if they do not come from one split."""
         for piece, rest in ((a.root, b.root), (b.root, a.root)):
-            if piece.form is None or rest.form is None or piece.form.kind != "scaled" or rest.form.kind != "fixed":
-                continue
-            if piece.form.attributes[1] % rest.size == 0:
+            is_split = (piece.form.kind, rest.form.kind) == ("scaled", "fixed")
+            if is_split and piece.form.attributes[1] % rest.size == 0:
                 return self.scaled(piece, rest.size, 1)
         return None
-
-    def _is_one(self, dim: Dim) -> bool:
-        form = dim.root.form
-        return dim.size == 1 and form is not None and form.kind == "fixed"
 
     def unify(self, a: Dim, b: Dim, reason: str) -> Dim:
         """Make two dimensions one. If their structures do not fit, both are frozen at full size, with `reason`.
@@ -216,9 +217,9 @@ class DimPool:
             raise ImportFailed(
                 f"{reason}: joins axes of {a.size} and {b.size}; allowed: operands whose sizes agree; export the network again"
             )
-        if a.form is None or b.form is None:
-            child, parent = (a, b) if a.form is None else (b, a)
-            if parent.form is not None and self._contains(parent, child):
+        if FREE in (a.form, b.form):
+            child, parent = (a, b) if a.form is FREE else (b, a)
+            if parent.form is not FREE and self._contains(parent, child):
                 self.freeze(parent, reason)
                 return parent
             child.parent = parent
@@ -244,7 +245,7 @@ class DimPool:
         a, b = a.root, b.root
         if a is b or a.size != b.size:
             return a is b
-        if a.form is None or b.form is None:
+        if FREE in (a.form, b.form):
             return not (self._contains(a, b) or self._contains(b, a))
         if a.form.kind != b.form.kind or a.form.attributes != b.form.attributes:
             return False
@@ -258,8 +259,8 @@ class DimPool:
         a, b = a.root, b.root
         if a is b:
             return False
-        if a.form is None or b.form is None:
-            return any(form is not None and form.kind == "fixed" for form in (a.form, b.form))
+        if FREE in (a.form, b.form):
+            return self.is_fixed(a) or self.is_fixed(b)
         return any(self.fixes(x, y) for x, y in zip(a.form.parts, b.form.parts, strict=False))
 
     def _unify_parts(self, a: Form, b: Form, reason: str) -> bool:
@@ -280,51 +281,51 @@ class DimPool:
         groups = list(_nested(left, right))
         if not groups or any(min(len(one), len(other)) > 1 for one, other in groups):
             return False
-        if any(len(one) != len(other) and (one if len(one) == 1 else other)[0].root.form for one, other in groups):
+        if any(
+            len(one) != len(other) and (one if len(one) == 1 else other)[0].root.form is not FREE
+            for one, other in groups
+        ):
             return False  # only an unrestricted factor can be split into several
         for one, other in groups:
             self.unify(self.product(tuple(one)), self.product(tuple(other)), reason)
         return True
 
     def _contains(self, dim: Dim, wanted: Dim) -> bool:
-        form = dim.root.form
-        return dim.root is wanted or (form is not None and any(self._contains(p, wanted) for p in form.parts))
+        return dim.root is wanted or any(self._contains(p, wanted) for p in dim.root.form.parts)
 
     def can_change(self, dim: Dim) -> bool:
         """Whether any config, resolution or batch may change the dimension, as far as known so far."""
         form = dim.root.form
-        return form is None or form.kind in (*POSITIONS, "batch", "kernel") or any(map(self.can_change, form.parts))
+        return form.kind in ("free", *POSITIONS, "batch", "kernel") or any(map(self.can_change, form.parts))
 
     def depends_on_input(self, dim: Dim) -> bool:
         form = dim.root.form
-        if form is None:
-            return False
-        return form.kind in (*POSITIONS, "batch") or any(self.depends_on_input(p) for p in form.parts)
+        return form.kind in (*POSITIONS, "batch") or any(map(self.depends_on_input, form.parts))
 
     def has_samples(self, dim: Dim) -> bool:
         """Whether the dimension depends on the number of samples."""
         form = dim.root.form
-        return form is not None and (form.kind == "batch" or any(map(self.has_samples, form.parts)))
+        return form.kind == "batch" or any(map(self.has_samples, form.parts))
 
     def has_positions(self, dim: Dim) -> bool:
         """Whether the dimension depends on the resolution, or on the length of sequences."""
         form = dim.root.form
-        return form is not None and (form.kind in POSITIONS or any(map(self.has_positions, form.parts)))
+        return form.kind in POSITIONS or any(map(self.has_positions, form.parts))
 
     def freeze_positions(self, dim: Dim, reason: str) -> None:
         """Keep dimensions that depend on the resolution at full size; channels in the same dimension may still change."""
         form = dim.root.form
-        if form is not None and form.kind in POSITIONS:
+        if form.kind in POSITIONS:
             self.freeze(dim, reason)
-        for part in form.parts if form is not None else ():
+        for part in form.parts:
             self.freeze_positions(part, reason)
 
     def freeze_channels(self, dim: Dim, reason: str) -> None:
         """Keep the channels and kernels from which a dimension is derived at full size; its positions may still change."""
         form = dim.root.form
-        if form is None or form.kind == "kernel":
+        if form.kind in ("free", "kernel"):
             self.freeze(dim, reason)
-        for part in form.parts if form is not None else ():
+        for part in form.parts:
             self.freeze_channels(part, reason)
 
     def freeze_counted(self, dim: Dim, reason: str) -> None:
@@ -333,8 +334,6 @@ class DimPool:
         With fewer channels that number might not be an integer, or might be zero.
         """
         form = dim.root.form
-        if form is None:
-            return
         for part in form.parts:
             if form.kind in ("window", "scaled"):
                 self.freeze_channels(part, reason)
@@ -344,13 +343,26 @@ class DimPool:
     def freeze(self, dim: Dim, reason: str) -> None:
         """Keep a dimension at its full size in every SubNet."""
         dim = dim.root
-        if dim.form is None or dim.form.kind == "kernel":
+        if dim.form.kind in ("free", "kernel"):
             dim.form = Form("fixed")
             dim.reason = reason
         elif dim.form.kind in POSITIONS:
             self.resolution_frozen = self.resolution_frozen or reason
         for part in dim.form.parts:
             self.freeze(part, reason)
+
+
+EXPRESSIONS: dict[str, Callable[..., ax.Axis]] = {
+    "fixed": ax.Fixed,
+    "batch": ax.BatchAxis,
+    "spatial": ax.Spatial,
+    "length": ax.TokenLength,
+    "window": ax.Window,
+    "scaled": ax.Scaled,
+    "concat": ax.Concat,
+    "product": ax.Product,
+}
+"""Kind of form -> the axis, made of its size, parts and attributes."""
 
 
 class AxisTable:
@@ -370,41 +382,17 @@ class AxisTable:
             self._known[id(root)] = self._freeze(root)
         return self._known[id(root)]
 
-    def _group(self, size: int) -> int:
-        self.groups[len(self.groups)] = size
-        return len(self.groups) - 1
-
     def _freeze(self, root: Dim) -> ax.Axis:
         form, size = root.form, root.size
-        if form is None:
-            return ax.Channels(size, self._group(size))
-        if form.kind == "kernel":
-            return ax.Kernel(size, self._group(size))
+        if form.kind in ("free", "kernel"):
+            self.groups[len(self.groups)] = size
+            return (ax.Channels if form.kind == "free" else ax.Kernel)(size, len(self.groups) - 1)
         parts = tuple(self.axis(part) for part in form.parts)
         if form.kind in ("window", "scaled") and isinstance(parts[0], ax.Fixed):  # frozen after the form was made
             form, parts = Form("fixed"), ()
         key = (form.kind, size, form.attributes, *parts)
         if key not in self._interned:
-            self._interned[key] = _expression(form, size, parts)
+            of_kind = EXPRESSIONS[form.kind]
+            joined = form.kind in ("concat", "product")
+            self._interned[key] = of_kind(size, parts) if joined else of_kind(size, *parts, *form.attributes)
         return self._interned[key]
-
-
-def _expression(form: Form, size: int, parts: tuple[ax.Axis, ...]) -> ax.Axis:
-    match form.kind:
-        case "fixed":
-            return ax.Fixed(size)
-        case "batch":
-            return ax.BatchAxis(size)
-        case "spatial":
-            return ax.Spatial(size, form.attributes[0])
-        case "length":
-            return ax.TokenLength(size, 0)
-        case "window":
-            stride, offset, ceil = form.attributes
-            return ax.Window(size, parts[0], stride, offset, bool(ceil))
-        case "scaled":
-            return ax.Scaled(size, parts[0], *form.attributes)
-        case "concat":
-            return ax.Concat(size, parts)
-        case _:
-            return ax.Product(size, parts)

@@ -1,6 +1,7 @@
 """Convolutions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,13 +10,13 @@ from torch.nn import functional as F
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, order_of_positions
+from tailor_ir.ops.registry import Dims, Function, NodeShapes, Operator, Propagation, filled, order_of_positions
 
 LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED_LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 TRANSPOSED_FUNCTIONS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-ZERO_PADDING = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
+PADDINGS: dict[int, Callable[..., nn.Module]] = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
 
 
 def window_dims(
@@ -33,32 +34,28 @@ def window_dims(
 def explicit_pads(node: Node, rank: int) -> tuple[int, ...]:
     """Padding at the beginning of each axis, then at the end of each. ImportFailed: implicit padding."""
     if node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': auto_pad={node.attribute('auto_pad')}; allowed: explicit pads"
-        )
+        raise ImportFailed(f"{node.place}: auto_pad={node.attribute('auto_pad')}; allowed: explicit pads")
     return node.ints("pads", (0,) * (2 * rank))
 
 
 def _rank(node: Node, dims: Dims) -> int:
     """Number of spatial axes."""
     if len(dims) - 2 not in LAYERS:
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(dims) - 2}-D; allowed: 1-D, 2-D and 3-D")
+        raise ImportFailed(f"{node.place}: {len(dims) - 2}-D; allowed: 1-D, 2-D and 3-D")
     return len(dims) - 2
 
 
-def _split_by_group(node: Node, p: Propagation, groups: int, *dims: Dim) -> None:
-    """Split channels into groups that are kept or removed as a whole, each with a fixed number of channels."""
-    count, reason = p.pool.free(groups), f"operator '{node.op}' at '{node.name}': its {groups} groups stay whole"
-    for dim in dims:
-        p.pool.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), reason)
-
-
 def join_channels(node: Node, p: Propagation, groups: int, x: Dims, weight: Dims) -> None:
-    """Join the input channels of a kernel with those of x, as groups of fixed size if there are several groups."""
+    """Join the input channels of a kernel with those of x.
+
+    Several groups are kept or removed as a whole, each with a fixed number of channels.
+    """
     if groups == 1:
         p.unify(x[1], weight[1], node)
         return
-    _split_by_group(node, p, groups, x[1], weight[0])
+    count, reason = p.pool.free(groups), f"{node.place}: its {groups} groups stay whole"
+    for dim in (x[1], weight[0]):
+        p.pool.unify(dim, p.pool.product((count, p.pool.fixed(dim.size // groups))), reason)
     p.freeze(weight[1:2], node, f"channels inside each of {groups} groups")
 
 
@@ -97,11 +94,11 @@ def _settings(node: Node, shapes: NodeShapes) -> tuple[tuple[int, ...], tuple[in
         node.ints("strides", (1,) * rank),
         tuple(pad - dilations[i % rank] * cropped[i % rank] // 2 for i, pad in enumerate(pads)),
         dilations,
-        _groups(shapes),
+        groups_of(shapes),
     )
 
 
-def _groups(shapes: NodeShapes) -> int:
+def groups_of(shapes: NodeShapes) -> int:
     """Number of groups; it follows the channels of grouped and depthwise convolutions."""
     return shapes.inputs[0][1] // shapes.inputs[1][1]
 
@@ -109,58 +106,61 @@ def _groups(shapes: NodeShapes) -> int:
 def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
     kernel = shapes.inputs[1][2:]
     if kernel == shapes.full_inputs[1][2:]:
-        return {"group": _groups(shapes)}
-    return {"group": _groups(shapes), "kernel_shape": kernel, "pads": _settings(node, shapes)[1]}
+        return {"group": groups_of(shapes)}
+    return {"group": groups_of(shapes), "kernel_shape": kernel, "pads": _settings(node, shapes)[1]}
 
 
-class Convolution(nn.Module):
-    """Convolution of x (B, C, *S) with a weight (O, C / groups, *K) given with each call."""
+def torch_pads(pads: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Padding that is equal at both ends for torch's layers, and other padding for F.pad; one of them does nothing."""
+    rank = len(pads) // 2
+    if pads[:rank] == pads[rank:]:
+        return tuple(pads[:rank]), ()
+    return (0,) * rank, outer_pads(pads)
 
-    def __init__(self, strides: tuple[int, ...], pads: tuple[int, ...], dilations: tuple[int, ...]) -> None:
-        super().__init__()
-        rank = len(strides)
-        self.function = FUNCTIONS[rank]
-        self.strides, self.dilations = strides, dilations
-        self.symmetric = pads[:rank] == pads[rank:]
-        self.pads = pads[:rank] if self.symmetric else (0,) * rank
-        # F.pad lists the last axis first, its begin before its end
-        self.outer = tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
 
-    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if not self.symmetric:
-            x = F.pad(x, self.outer)
-        groups = x.shape[1] // weight.shape[1]  # equals the number of samples if each has its own weight
-        return self.function(x, weight, bias, self.strides, self.pads, self.dilations, groups)
+def outer_pads(pads: Sequence[int]) -> tuple[int, ...]:
+    """Padding in the order of F.pad, which lists the last axis first, its begin before its end."""
+    rank = len(pads) // 2
+    return tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
+
+
+def _convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    strides: tuple[int, ...],
+    pads: tuple[tuple[int, ...], tuple[int, ...]],
+    dilations: tuple[int, ...],
+) -> torch.Tensor:
+    """Convolution of x (B, C, *S) with a weight (O, C / groups, *K); pads: see `torch_pads`."""
+    inner, outer = pads
+    if outer:
+        x = F.pad(x, outer)
+    groups = x.shape[1] // weight.shape[1]  # equals the number of samples if each has its own weight
+    return FUNCTIONS[len(strides)](x, weight, bias, strides, inner, dilations, groups)
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     strides, pads, dilations, _ = _settings(node, shapes)
-    return Convolution(strides, pads, dilations)
+    return Function(_convolved, strides=strides, pads=torch_pads(pads), dilations=dilations)
 
 
 def _layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
     strides, pads, dilations, groups = _settings(node, shapes)
-    weight, rank = parameters[0], len(strides)
-    symmetric = pads[:rank] == pads[rank:]
-    layer = LAYERS[
-        rank
-    ](
+    (inner, outer), weight, rank = torch_pads(pads), parameters[0], len(strides)
+    layer = LAYERS[rank](
         shapes.inputs[0][1],
         weight.shape[0],
         tuple(weight.shape[2:]),  # type: ignore[arg-type]
         stride=strides,  # type: ignore[arg-type]
-        padding=pads[:rank] if symmetric else 0,  # type: ignore[arg-type]
+        padding=inner,  # type: ignore[arg-type]
         dilation=dilations,  # type: ignore[arg-type]
         groups=groups,
         bias=len(parameters) > 1,
     )
-    layer.weight.data.copy_(weight)
-    if layer.bias is not None:
-        layer.bias.data.copy_(parameters[1])
-    if symmetric:
-        return layer
-    outer = tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
-    return nn.Sequential(ZERO_PADDING[rank](outer, 0.0), layer)  # type: ignore[arg-type]
+    filled(layer, parameters)
+    return nn.Sequential(PADDINGS[rank](outer, 0.0), layer) if outer else layer
 
 
 def _transposed_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -197,44 +197,33 @@ def _transposed_settings(node: Node, rank: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
-class TransposedConvolution(nn.Module):
-    """Transposed convolution of x (B, C, *S) with a weight (C, O / groups, *K) given with each call."""
-
-    def __init__(
-        self,
-        strides: tuple[int, ...],
-        pads: tuple[int, ...],
-        dilations: tuple[int, ...],
-        extra: tuple[int, ...],
-        groups: int,
-    ) -> None:
-        super().__init__()
-        rank = len(strides)
-        self.function = TRANSPOSED_FUNCTIONS[rank]
-        self.strides, self.dilations, self.extra, self.groups = strides, dilations, extra, groups
-        self.pads, self.crop = _transposed_pads(pads, extra, strides, dilations)
-
-    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if not self.crop:
-            return self.function(x, weight, bias, self.strides, self.pads, self.extra, self.groups, self.dilations)
-        none = (0,) * len(self.extra)
-        y = F.pad(self.function(x, weight, None, self.strides, none, none, self.groups, self.dilations), self.crop)
-        return y if bias is None else y + bias.reshape(-1, *(1,) * len(none))  # padded positions, too
+def _transposed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    pads: tuple[tuple[int, ...], tuple[int, ...]],
+    settings: tuple[tuple[int, ...], ...],
+    groups: int,
+) -> torch.Tensor:
+    """Transposed convolution of x (B, C, *S) with a weight (C, O / groups, *K); see `_transposed_pads` and `_settings`."""
+    (strides, dilations, extra), (inner, crop), rank = settings, pads, x.dim() - 2
+    function = TRANSPOSED_FUNCTIONS[rank]
+    if not crop:
+        return function(x, weight, bias, strides, inner, extra, groups, dilations)
+    y = F.pad(function(x, weight, None, strides, inner, inner, groups, dilations), crop)
+    return y if bias is None else y + bias.reshape(-1, *(1,) * rank)  # padded positions, too
 
 
 class CroppedTransposedConvolution(nn.Module):
     """An ordinary transposed convolution without padding; its result is cropped or padded before the bias is added."""
 
-    def __init__(
-        self, layer: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, crop: tuple[int, ...]
-    ) -> None:
+    def __init__(self, layer: nn.modules.conv._ConvTransposeNd, settings: dict[str, Any]) -> None:
         super().__init__()
-        self.layer, self.crop = layer, crop
+        self.layer, self.settings = layer, settings
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        layer, function = self.layer, TRANSPOSED_FUNCTIONS[len(self.crop) // 2]
-        y = F.pad(function(x, layer.weight, None, layer.stride, 0, 0, layer.groups, layer.dilation), self.crop)
-        return y if layer.bias is None else y + layer.bias.reshape(-1, *(1,) * (len(self.crop) // 2))
+        return _transposed(x, self.layer.weight, self.layer.bias, **self.settings)
 
 
 def _transposed_pads(
@@ -245,41 +234,42 @@ def _transposed_pads(
     small = all(more < max(stride, dilation) for more, stride, dilation in zip(extra, strides, dilations, strict=True))
     if pads[:rank] == pads[rank:] and small:  # torch refuses other padding
         return pads[:rank], ()
-    return (0,) * rank, tuple(v for i in reversed(range(rank)) for v in (-pads[i], extra[i] - pads[i + rank]))
+    return (0,) * rank, outer_pads(
+        (*(-pad for pad in pads[:rank]), *(more - pad for more, pad in zip(extra, pads[rank:], strict=True)))
+    )
 
 
 def _transposed_groups(shapes: NodeShapes) -> int:
     return shapes.outputs[0][1] // shapes.inputs[1][1]
 
 
-def _transposed_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
-    return {"group": _transposed_groups(shapes)}
-
-
-def _lower_transposed(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
+def _transposed_call(node: Node, shapes: NodeShapes) -> dict[str, Any]:
+    """The keyword arguments of `_transposed`."""
     strides, pads, dilations, extra = _transposed_settings(node, len(shapes.inputs[0]) - 2)
-    return TransposedConvolution(strides, pads, dilations, extra, _transposed_groups(shapes))
+    return {
+        "pads": _transposed_pads(pads, extra, strides, dilations),
+        "settings": (strides, dilations, extra),
+        "groups": _transposed_groups(shapes),
+    }
 
 
 def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
-    strides, pads, dilations, extra = _transposed_settings(node, len(shapes.inputs[0]) - 2)
-    inner, crop = _transposed_pads(pads, extra, strides, dilations)
+    call = _transposed_call(node, shapes)
+    (inner, crop), (strides, dilations, extra) = call["pads"], call["settings"]
     weight, rank = parameters[0], len(strides)
     layer = TRANSPOSED_LAYERS[rank](
         weight.shape[0],
         shapes.outputs[0][1],
         tuple(weight.shape[2:]),  # type: ignore[arg-type]
-        stride=strides,  # type: ignore[arg-type]
-        padding=inner,  # type: ignore[arg-type]
-        output_padding=(0,) * rank if crop else extra,  # type: ignore[arg-type]
-        groups=_transposed_groups(shapes),
+        stride=strides,
+        padding=inner,
+        output_padding=(0,) * rank if crop else extra,
+        groups=call["groups"],
         bias=len(parameters) > 1,
-        dilation=dilations,  # type: ignore[arg-type]
+        dilation=dilations,
     )
-    layer.weight.data.copy_(weight)
-    if layer.bias is not None:
-        layer.bias.data.copy_(parameters[1])
-    return CroppedTransposedConvolution(layer, crop) if crop else layer  # type: ignore[arg-type]
+    filled(layer, parameters)
+    return CroppedTransposedConvolution(layer, call) if crop else layer
 
 
 OPERATORS = (
@@ -288,8 +278,8 @@ OPERATORS = (
         names=("ConvTranspose",),
         axes=_transposed_axes,
         order=order_of_positions,
-        lower=_lower_transposed,
+        lower=lambda node, shapes, _: Function(_transposed, **_transposed_call(node, shapes)),
         layer=_transposed_layer,
-        attributes=_transposed_attributes,
+        attributes=lambda node, shapes: {"group": _transposed_groups(shapes)},
     ),
 )

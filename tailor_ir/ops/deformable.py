@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.conv import explicit_pads, join_channels, window_dims
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.conv import explicit_pads, groups_of, join_channels, window_dims
+from tailor_ir.ops.registry import Dims, Function, NodeShapes, Operator, Propagation
 
 DEFORMABLE = "DeformConv"
 PER_ENTRY = (2, 4)  # positions of operands with a number per entry of the kernel
@@ -35,35 +35,33 @@ def places(
     return np.stack((rows, columns), -1).reshape(prod(kernel), *result, 2).astype(np.float32)
 
 
-class DeformableConvolution(nn.Module):
+def _deformed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    offset: torch.Tensor,
+    *others: torch.Tensor,
+    window: tuple[tuple[int, ...], ...],
+    groups: int,
+    given: tuple[bool, bool],
+) -> torch.Tensor:
     """x (B, C, H, W), weight (O, C / groups, *kernel), offsets (B, G · K · 2, h, w), optional bias (O), mask (B, G · K, h, w).
 
-    Each kernel entry interpolates x, zero outside, and is multiplied by the mask. Source: DCNv2 (CVPR 2019).
+    Each kernel entry interpolates x, zero outside, and is multiplied by the mask. window: as in `settings`. given: whether a
+    bias and a mask are among `others`. Source: DCNv2 (CVPR 2019).
     """
-
-    def __init__(
-        self, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], groups: int, *given: bool
-    ) -> None:
-        super().__init__()
-        self.strides, self.pads, self.dilations, self.groups = strides, pads, dilations, groups
-        self.has_bias, self.has_mask = given
-
-    def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor, *others: torch.Tensor
-    ) -> torch.Tensor:
-        bias = others[0] if self.has_bias else None
-        (samples, channels, *size), kernel, result = x.shape, weight.shape[2:], offset.shape[2:]
-        entries = kernel.numel()
-        sets = offset.shape[1] // (2 * entries)
-        base = torch.from_numpy(places(kernel, self.strides, self.pads, self.dilations, result)).to(offset)
-        moved = offset.reshape(samples, sets, entries, 2, *result).permute(0, 1, 2, 4, 5, 3) + base
-        scale = torch.tensor([2 / side for side in size]).to(offset)
-        grid = (moved * scale + scale / 2 - 1).flip(-1).reshape(samples * sets, entries * result[0], result[1], 2)
-        read = F.grid_sample(x.reshape(samples * sets, -1, *size), grid, "bilinear", "zeros", align_corners=False)
-        if self.has_mask:
-            read = read * others[-1].reshape(samples * sets, 1, entries * result[0], result[1])
-        columns = read.reshape(samples, channels * entries, *result)
-        return F.conv2d(columns, weight.reshape(len(weight), -1, 1, 1), bias, groups=self.groups)
+    has_bias, has_mask = given
+    (samples, channels, *size), kernel, result = x.shape, weight.shape[2:], offset.shape[2:]
+    entries = kernel.numel()
+    sets = offset.shape[1] // (2 * entries)
+    base = torch.from_numpy(places(kernel, *window, result)).to(offset)
+    moved = offset.reshape(samples, sets, entries, 2, *result).permute(0, 1, 2, 4, 5, 3) + base
+    scale = torch.tensor([2 / side for side in size]).to(offset)
+    grid = (moved * scale + scale / 2 - 1).flip(-1).reshape(samples * sets, entries * result[0], result[1], 2)
+    read = F.grid_sample(x.reshape(samples * sets, -1, *size), grid, "bilinear", "zeros", align_corners=False)
+    if has_mask:
+        read = read * others[-1].reshape(samples * sets, 1, entries * result[0], result[1])
+    columns = read.reshape(samples, channels * entries, *result)
+    return F.conv2d(columns, weight.reshape(len(weight), -1, 1, 1), others[0] if has_bias else None, groups=groups)
 
 
 def settings(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -78,7 +76,7 @@ def _optional(node: Node, position: int) -> str:
 def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, weight, offset = (p.of(name) for name in node.inputs[:3])
     if len(x) != 4:
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(x) - 2}-D; allowed: images")
+        raise ImportFailed(f"{node.place}: {len(x) - 2}-D; allowed: images")
     groups = node.int("group", 1)
     join_channels(node, p, groups, x, weight)
     if node.int("offset_group", 1) > 1:
@@ -101,16 +99,9 @@ def _same_positions(node: Node, p: Propagation, own: Dims, x: Dims, spatial: Seq
         p.unify(dim, other, node)
 
 
-def _groups(shapes: NodeShapes) -> int:
-    return shapes.inputs[0][1] // shapes.inputs[1][1]
-
-
-def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
-    return {"group": _groups(shapes)}
-
-
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return DeformableConvolution(*settings(node), _groups(shapes), bool(_optional(node, 3)), bool(_optional(node, 4)))
+    given = (bool(_optional(node, 3)), bool(_optional(node, 4)))
+    return Function(_deformed, window=settings(node), groups=groups_of(shapes), given=given)
 
 
 def _order(node: Node, p: Propagation) -> Iterable[Dim]:
@@ -118,4 +109,12 @@ def _order(node: Node, p: Propagation) -> Iterable[Dim]:
     return (dim for at, name in enumerate(node.inputs) if name for dim in p.of(name)[1 if at in PER_ENTRY else 2 :])
 
 
-OPERATORS = (Operator(names=(DEFORMABLE,), axes=_axes, order=_order, lower=_lower, attributes=_attributes),)
+OPERATORS = (
+    Operator(
+        names=(DEFORMABLE,),
+        axes=_axes,
+        order=_order,
+        lower=_lower,
+        attributes=lambda node, shapes: {"group": groups_of(shapes)},
+    ),
+)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tailor_ir.dims import Dim
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
+from tailor_ir.ops.registry import Dims, Function, NodeShapes, Operator, Propagation
 
 KERNEL_TRANSFORM = "KernelTransform"
 SIZES = "sizes"  # attribute: the result size of each matrix, descending
@@ -26,32 +26,26 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((*weight[:2], *(centre for _ in weight[2:])),)
 
 
-class KernelTransform(nn.Module):
-    """Shrink a kernel (O, I, *K) to one of its sizes: each step takes the centre and multiplies it by the step's matrix.
+def shrunk(weight: torch.Tensor, *matrices: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """A kernel (O, I, *K) shrunk to one of its sizes: each step takes the centre and multiplies it by the step's matrix.
 
     sizes: result size of each step, descending; () leaves the kernel unchanged. The matrix of a step, (k^n, k^n) for n
     dimensions, maps positions of the centre to positions of the result. All channels share the matrix.
     Source: OFA (ICLR 2020) §3.3.
     """
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def forward(self, weight: torch.Tensor, *matrices: torch.Tensor) -> torch.Tensor:
-        dimensions = range(2, weight.dim())
-        for size, matrix in zip(self.sizes, matrices, strict=False):  # smaller kernels take more steps
-            first = (weight.shape[-1] - size) // 2
-            for dim in dimensions:
-                weight = weight.narrow(dim, first, size)
-            weight = F.linear(weight.flatten(2), matrix).unflatten(2, [size] * len(dimensions))
-        return weight
+    dimensions = range(2, weight.dim())
+    for size, matrix in zip(sizes, matrices, strict=False):  # smaller kernels take more steps
+        first = (weight.shape[-1] - size) // 2
+        for dim in dimensions:
+            weight = weight.narrow(dim, first, size)
+        weight = F.linear(weight.flatten(2), matrix).unflatten(2, [size] * len(dimensions))
+    return weight
 
 
 def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     full, wanted, sizes = shapes.full_inputs[0][-1], shapes.outputs[0][-1], node.ints(SIZES)
     assert wanted in (full, *sizes), (node.name, wanted, sizes)
-    return KernelTransform(tuple(size for size in sizes if size >= wanted))
+    return Function(shrunk, sizes=tuple(size for size in sizes if size >= wanted))
 
 
 def _order(node: Node, p: Propagation) -> Iterable[Dim]:

@@ -4,15 +4,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from tailor_ir.dims import POSITIONS, Dim, factors_of
+from tailor_ir.dims import FREE, POSITIONS, Dim, factors_of
 from tailor_ir.errors import MixedSamples
-from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_along
+from tailor_ir.graph import Node, Tensors
+from tailor_ir.ops.registry import Dims, Function, NodeShapes, Operator, Propagation, computed_by, no_order, order_along
 
 
 def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int]) -> Dims:
@@ -39,7 +40,7 @@ def regroup(node: Node, p: Propagation, dims: Sequence[Dim], sizes: Sequence[int
         while following != 1 and _goes_on(p, taken, factors):
             taken.append(factors.pop(0))
         result.append(p.pool.product(tuple(taken)) if taken else p.pool.fixed(1))
-    single = [f for f in factors if not p.is_fixed(f)]
+    single = [f for f in factors if not p.pool.is_fixed(f)]
     if single:  # axes that have one element only at the traced resolution
         result[-1] = p.pool.product((result[-1], *single))
     return tuple(result)
@@ -67,7 +68,7 @@ def _nesting(node: Node, p: Propagation, factors: Sequence[Dim], sizes: Sequence
             why = f"reshapes across axes to {tuple(sizes)}"
             if samples is not None:
                 raise MixedSamples(
-                    f"operator '{node.op}' at '{node.name}': {why}, which mixes samples; allowed: reshapes of each sample by "
+                    f"{node.place}: {why}, which mixes samples; allowed: reshapes of each sample by "
                     "itself; keep the first axis"
                 )
             p.freeze(segment, node, why)
@@ -118,7 +119,7 @@ def _split(node: Node, p: Propagation, dim: Dim, outer: int) -> tuple[Dim, Dim]:
     """Split a dimension into `outer`, which divides it, times the rest."""
     if p.pool.depends_on_input(dim):
         return p.pool.split(dim, outer)
-    if dim.root.form is None:
+    if dim.root.form is FREE:
         parts = p.pool.free(outer), p.pool.free(dim.size // outer)
         p.unify(dim, p.pool.product(parts), node)
         return parts
@@ -140,7 +141,7 @@ def divide(node: Node, p: Propagation, dim: Dim, sizes: Sequence[int]) -> list[D
     form = dim.root.form
     if len(sizes) == 1:
         return [dim]
-    if form is None:
+    if form is FREE:
         pieces = [p.pool.free(size) for size in sizes]
         p.unify(dim, p.pool.concat(tuple(pieces)), node)
         return pieces
@@ -173,17 +174,6 @@ def _divide_concat(node: Node, p: Propagation, parts: Sequence[Dim], sizes: Sequ
 
 
 Ranges = tuple[tuple[int, int, int, int], ...]  # axis, start, stop, step
-
-
-class Reshape(nn.Module):
-    """Reshape to sizes, at most one of them -1."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(self.sizes)
 
 
 class Expand(nn.Module):
@@ -220,27 +210,10 @@ class Slice(nn.Module):
         return x
 
 
-class Roll(nn.Module):
-    """Cyclic shift: element i of the result is element i + shift of x."""
-
-    def __init__(self, axis: int, shift: int) -> None:
-        super().__init__()
-        self.axis, self.shift = axis, shift
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.roll(x, -self.shift, self.axis)
-
-
-class SplitAxis(nn.Module):
-    """Cut one axis into pieces with these proportions."""
-
-    def __init__(self, sizes: tuple[int, ...], axis: int) -> None:
-        super().__init__()
-        self.sizes, self.axis = sizes, axis
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = x.shape[self.axis] // sum(self.sizes)  # above one if the axis holds the samples
-        return torch.split(x, [batch * size for size in self.sizes], self.axis)
+def _split_apart(x: torch.Tensor, *, sizes: tuple[int, ...], axis: int) -> tuple[torch.Tensor, ...]:
+    """Pieces of one axis with these proportions."""
+    batch = x.shape[axis] // sum(sizes)  # above one if the axis holds the samples
+    return torch.split(x, [batch * size for size in sizes], axis)
 
 
 class Gather(nn.Module):
@@ -260,25 +233,19 @@ class Gather(nn.Module):
         return taken if len(self.shape) == 1 else taken.unflatten(self.axis, self.shape)
 
 
-class Concatenate(nn.Module):
-    """Concatenate along one axis; parts with one entry for all samples are repeated."""
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        batch = max(part.shape[0] for part in parts)
-        if self.axis != 0 and any(part.shape[0] != batch for part in parts):
-            parts = tuple(part.expand(batch, *part.shape[1:]) for part in parts)
-        return torch.cat(parts, self.axis)
+def _concatenated(*parts: torch.Tensor, axis: int) -> torch.Tensor:
+    """Parts joined along one axis; parts with one entry for all samples are repeated."""
+    batch = max(part.shape[0] for part in parts)
+    if axis != 0 and any(part.shape[0] != batch for part in parts):
+        parts = tuple(part.expand(batch, *part.shape[1:]) for part in parts)
+    return torch.cat(parts, axis)
 
 
 def _reshape_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, sizes, same = p.of(node.inputs[0]), p.output_sizes(node), _copied(node, p)
     if prod(dim.size for dim in x) != prod(sizes):
         raise MixedSamples(
-            f"operator '{node.op}' at '{node.name}': makes {sizes} of {tuple(dim.size for dim in x)}; allowed: as many "
+            f"{node.place}: makes {sizes} of {tuple(dim.size for dim in x)}; allowed: as many "
             "elements; sizes that are written for one sample have to follow the batch"
         )
     if same and same < len(sizes):  # if all sizes are one, only this distinguishes the batch from other axes
@@ -295,7 +262,7 @@ def _copied(node: Node, p: Propagation) -> int:
 
 
 def _lower_reshape(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Reshape(shapes.open_outputs[0])
+    return Function(torch.reshape, shape=shapes.open_outputs[0])
 
 
 def _reshape_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -314,10 +281,6 @@ def _expand_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (tuple(dim if dim.size == size else p.pool.free(size) for dim, size in zip(padded, sizes, strict=True)),)
 
 
-def _lower_expand(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Expand(shapes.open_outputs[0])
-
-
 def _concat_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     operands = [p.of(name) for name in node.inputs]
     axis = node.int("axis", 0) % len(operands[0])
@@ -331,16 +294,14 @@ def _concat_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _shifted(p: Propagation, parts: Sequence[Dim]) -> Dim | None:
     """The original positions if the other parts replace exactly what was cropped (rows are shifted); None for other parts."""
-    moved = [part for part in parts if not p.is_fixed(part)]
-    form = moved[0].root.form if len(moved) == 1 else None
-    if form is None or form.kind != "window" or not p.pool.has_positions(moved[0]):
+    moved = [part for part in parts if not p.pool.is_fixed(part)]
+    if len(moved) != 1:
+        return None
+    form = moved[0].root.form
+    if form.kind != "window" or not p.pool.has_positions(moved[0]):
         return None
     beside = sum(part.size for part in parts) - moved[0].size
     return form.parts[0] if form.attributes[:2] == (1, -beside) else None
-
-
-def _lower_concat(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Concatenate(node.int("axis", 0))
 
 
 def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
@@ -353,10 +314,10 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
     form = dim.root.form
     if p.pool.is_batch(dim):
         raise MixedSamples(
-            f"operator '{node.op}' at '{node.name}': takes samples {start} to {stop} of a batch of {dim.size}; allowed: "
+            f"{node.place}: takes samples {start} to {stop} of a batch of {dim.size}; allowed: "
             "networks that treat all samples alike, in batches of any size; let it work on the whole batch"
         )
-    if form is not None and form.kind == "concat":
+    if form.kind == "concat":
         offset, parts = 0, []
         for part in form.parts:
             if start <= offset and offset + part.size <= stop:
@@ -367,9 +328,9 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
                 sizes = list(accumulate(part.size for part in form.parts))
                 p.freeze(form.parts[: bisect_right(sizes, start)], node, f"takes elements {start} to {stop} behind it")
             return p.pool.concat(tuple(parts))
-        if stop <= form.parts[0].size and p.is_fixed(form.parts[0]):
+        if stop <= form.parts[0].size and p.pool.is_fixed(form.parts[0]):
             return p.pool.fixed(stop - start)
-    if form is not None and form.kind in (*POSITIONS, "window", "scaled"):
+    if form.kind in (*POSITIONS, "window", "scaled"):
         if 2 * (stop - start) > dim.size:
             return p.pool.window(dim, 1, stop - start - dim.size)
         if stop - start == 1 and (start == 0 or stop == dim.size):
@@ -378,19 +339,14 @@ def _cut(node: Node, p: Propagation, dim: Dim, start: int, stop: int) -> Dim:
     return p.pool.fixed(stop - start)
 
 
-def _has_parts(dim: Dim) -> bool:
-    form = dim.root.form
-    return form is not None and form.kind == "concat"
-
-
 def _whole_begin(p: Propagation, dim: Dim) -> int:
     """Number of leading elements of a dimension that keep their positions under every config."""
     form, count = dim.root.form, 0
-    if p.is_fixed(dim):
+    if p.pool.is_fixed(dim):
         return dim.size
-    for part in form.parts if form is not None and form.kind == "concat" else ():
+    for part in form.parts if form.kind == "concat" else ():
         count += _whole_begin(p, part)
-        if not p.is_fixed(part):
+        if not p.pool.is_fixed(part):
             break
     return count
 
@@ -418,7 +374,11 @@ def _slice_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     result = list(x)
     for axis, start, stop, step in _ranges(node, p.tensors, p.graph.shapes[node.inputs[0]]):
         if step == 1:
-            if start > _whole_begin(p, result[axis]) and stop < result[axis].size and _has_parts(result[axis]):
+            if (
+                start > _whole_begin(p, result[axis])
+                and stop < result[axis].size
+                and result[axis].root.form.kind == "concat"
+            ):
                 p.freeze((result[axis],), node, f"takes elements {start} to {stop}, before which others may go")
             result[axis] = _cut(node, p, result[axis], start, stop)
         elif (start, stop, step) == (result[axis].size - 1, -1, -1) and p.pool.depends_on_input(result[axis]):
@@ -477,7 +437,7 @@ def _roll_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (x,)
 
 
-def _roll_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+def _roll_attributes(node: Node, shapes: NodeShapes) -> dict[str, int]:
     """Shift by the same share of the axis."""
     axis, shift = node.int("axis", 0), node.int("shift", 0)
     full, size = shapes.full_inputs[0][axis], shapes.inputs[0][axis]
@@ -486,8 +446,9 @@ def _roll_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
     return {"shift": size - round((full - shift) * size / full)}
 
 
-def _lower_roll(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Roll(node.int("axis", 0), int(_roll_attributes(node, shapes)["shift"]))  # type: ignore[arg-type]
+def _roll_settings(node: Node, shapes: NodeShapes) -> dict[str, Any]:
+    """Settings of `torch.roll`; element i of ONNX's result is element i + shift of x."""
+    return {"shifts": -_roll_attributes(node, shapes)["shift"], "dims": node.int("axis", 0)}
 
 
 def _split_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -498,21 +459,13 @@ def _split_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     if parts is None:
         stops = np.cumsum(sizes).tolist()
         parts = [_cut(node, p, x[axis], stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
-        if all(map(p.is_fixed, parts)):
+        if all(map(p.pool.is_fixed, parts)):
             p.freeze((x[axis],), node, f"divides its {x[axis].size} elements into pieces of constant sizes")
     return tuple((*x[:axis], part, *x[axis + 1 :]) for part in parts)
 
 
 def _split_sizes(node: Node, shapes: NodeShapes) -> tuple[int, ...]:
     return tuple(output[node.int("axis", 0)] for output in shapes.outputs)
-
-
-def _lower_split(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return SplitAxis(_split_sizes(node, shapes), node.int("axis", 0))
-
-
-def _split_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
-    return {1: np.asarray(_split_sizes(node, shapes), np.int64)}
 
 
 def _gather_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -585,7 +538,7 @@ def _squeeze_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     dropped = set(_squeezed(node, p, len(x)))
     if any(p.pool.is_batch(x[i]) for i in dropped):
         raise MixedSamples(
-            f"operator '{node.op}' at '{node.name}': drops the batch, which has one sample in this network; allowed: a batch "
+            f"{node.place}: drops the batch, which has one sample in this network; allowed: a batch "
             "that stays; squeeze other axes by number, or export with an open batch"
         )
     p.freeze([x[i] for i in dropped], node, "drops the axis")
@@ -616,12 +569,17 @@ OPERATORS = (
         names=("Expand",),
         axes=_expand_axes,
         order=no_order,
-        lower=_lower_expand,
+        lower=lambda node, shapes, tensors: Expand(shapes.open_outputs[0]),
         operands=1,
         constants=_reshape_constants,
         needs_batch=True,
     ),
-    Operator(names=("Concat",), axes=_concat_axes, order=no_order, lower=_lower_concat),
+    Operator(
+        names=("Concat",),
+        axes=_concat_axes,
+        order=no_order,
+        lower=computed_by(_concatenated, lambda node: {"axis": node.int("axis", 0)}),
+    ),
     Operator(
         names=("Slice",),
         axes=_slice_axes,
@@ -630,9 +588,22 @@ OPERATORS = (
         operands=1,
         constants=_slice_constants,
     ),
-    Operator(names=("Roll",), axes=_roll_axes, order=order_along(0), lower=_lower_roll, attributes=_roll_attributes),
     Operator(
-        names=("Split",), axes=_split_axes, order=no_order, lower=_lower_split, operands=1, constants=_split_constants
+        names=("Roll",),
+        axes=_roll_axes,
+        order=order_along(0),
+        lower=lambda node, shapes, tensors: Function(torch.roll, **_roll_settings(node, shapes)),
+        attributes=_roll_attributes,
+    ),
+    Operator(
+        names=("Split",),
+        axes=_split_axes,
+        order=no_order,
+        lower=lambda node, shapes, _: Function(
+            _split_apart, sizes=_split_sizes(node, shapes), axis=node.int("axis", 0)
+        ),
+        operands=1,
+        constants=lambda node, shapes, _: {1: np.asarray(_split_sizes(node, shapes), np.int64)},
     ),
     Operator(
         names=("Gather",),

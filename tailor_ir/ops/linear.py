@@ -8,42 +8,31 @@ from torch import nn
 from torch.nn import functional as F
 
 from tailor_ir.dims import Dim, from_begin
-from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
+from tailor_ir.graph import Node
+from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, computed_by, filled, no_order
 
 
-class LinearMap(nn.Module):
-    """x (*, I) times transposed weight (O, I), plus bias (O); both are given with each call."""
-
-    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
-
-
-class MatrixProduct(nn.Module):
-    """torch.matmul as a module."""
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(a, b)
+def _general_product(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float, beta: float, turns: Sequence[bool]
+) -> torch.Tensor:
+    """alpha · a @ b + beta · c; turns: whether a and b are transposed first."""
+    product = torch.matmul(a.T if turns[0] else a, b.T if turns[1] else b)
+    product = product if alpha == 1.0 else alpha * product
+    return product if c is None else product + beta * c
 
 
-class GeneralMatrixProduct(nn.Module):
-    """alpha · a @ b + beta · c, with a and b optionally transposed."""
-
-    def __init__(self, alpha: float, beta: float, transpose_a: bool, transpose_b: bool) -> None:
-        super().__init__()
-        self.alpha, self.beta, self.transpose_a, self.transpose_b = alpha, beta, transpose_a, transpose_b
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
-        product = torch.matmul(a.T if self.transpose_a else a, b.T if self.transpose_b else b)
-        product = product if self.alpha == 1.0 else self.alpha * product
-        return product if c is None else product + self.beta * c
+def _gemm_settings(node: Node) -> dict[str, object]:
+    turns = tuple(bool(node.int(f"trans{side}", 0)) for side in "AB")
+    return {"alpha": node.float("alpha", 1.0), "beta": node.float("beta", 1.0), "turns": turns}
 
 
-class LookUp(nn.Module):
-    """Rows of a table (V, D), given with each call, at positions (*)."""
+def _einsum(*operands: torch.Tensor, equation: str) -> torch.Tensor:
+    return torch.einsum(equation, *operands)
 
-    def forward(self, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return F.embedding(from_begin(positions, len(table)), table)
+
+def _look_up(positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rows of a table (V, D) at positions (*)."""
+    return F.embedding(from_begin(positions, len(table)), table)
 
 
 class EmbeddingTable(nn.Embedding):
@@ -51,17 +40,6 @@ class EmbeddingTable(nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(from_begin(input, self.num_embeddings))
-
-
-class EinsteinSum(nn.Module):
-    """torch.einsum as a module."""
-
-    def __init__(self, equation: str) -> None:
-        super().__init__()
-        self.equation = equation
-
-    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
-        return torch.einsum(self.equation, *operands)
 
 
 def _linear_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -138,44 +116,24 @@ def _rows(node: Node, p: Propagation) -> Dims:
     return p.of(node.inputs[1])[:1]
 
 
-def _lower_embedding(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return LookUp()
-
-
 def _embedding_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
     return EmbeddingTable.from_pretrained(parameters[0], freeze=False)
 
 
-def _lower_gemm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    transposed = (bool(node.int(f"trans{side}", 0)) for side in "AB")
-    return GeneralMatrixProduct(node.float("alpha", 1.0), node.float("beta", 1.0), *transposed)
-
-
-def _lower_einsum(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return EinsteinSum(str(node.attribute("equation", "")))
-
-
 def _linear_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
     weight = parameters[0]
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=len(parameters) > 1)
-    layer.weight.data.copy_(weight)
-    if layer.bias is not None:
-        layer.bias.data.copy_(parameters[1])
-    return layer
+    return filled(nn.Linear(weight.shape[1], weight.shape[0], bias=len(parameters) > 1), parameters)
 
 
-def _lower_linear(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return LinearMap()
-
-
-def _lower_matmul(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return MatrixProduct()
-
-
+LINEAR, EINSUM = (
+    computed_by(F.linear),
+    computed_by(_einsum, lambda node: {"equation": str(node.attribute("equation", ""))}),
+)
+LOOK_UP, GEMM = computed_by(_look_up), computed_by(_general_product, _gemm_settings)
 OPERATORS = (
-    Operator(names=("Linear",), axes=_linear_axes, order=no_order, lower=_lower_linear, layer=_linear_layer),
-    Operator(names=("MatMul",), axes=_matmul_axes, order=no_order, lower=_lower_matmul),
-    Operator(names=("Gemm",), axes=_gemm_axes, order=no_order, lower=_lower_gemm),
-    Operator(names=("Einsum",), axes=_einsum_axes, order=no_order, lower=_lower_einsum),
-    Operator(names=("Embedding",), axes=_embedding_axes, order=_rows, lower=_lower_embedding, layer=_embedding_layer),
+    Operator(names=("Linear",), axes=_linear_axes, order=no_order, lower=LINEAR, layer=_linear_layer),
+    Operator(names=("MatMul",), axes=_matmul_axes, order=no_order, lower=computed_by(torch.matmul)),
+    Operator(names=("Gemm",), axes=_gemm_axes, order=no_order, lower=GEMM),
+    Operator(names=("Einsum",), axes=_einsum_axes, order=no_order, lower=EINSUM),
+    Operator(names=("Embedding",), axes=_embedding_axes, order=_rows, lower=LOOK_UP, layer=_embedding_layer),
 )

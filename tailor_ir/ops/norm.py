@@ -7,8 +7,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Attribute, Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order
+from tailor_ir.graph import Node
+from tailor_ir.ops.registry import (
+    Dims,
+    Function,
+    NodeShapes,
+    Operator,
+    Propagation,
+    computed_by,
+    filled,
+    no_order,
+    same_axes,
+)
 
 
 class _BatchNormLayer(nn.BatchNorm3d):
@@ -21,96 +31,61 @@ class _BatchNormLayer(nn.BatchNorm3d):
 BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
-class BatchNormalization(nn.Module):
+def _batch_norm(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    *,
+    epsilon: float,
+) -> torch.Tensor:
     """BatchNorm of x (B, C, *S) by given statistics (C)."""
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-
-    def forward(
-        self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
-    ) -> torch.Tensor:
-        return F.batch_norm(x, mean, variance, scale, bias, training=False, eps=self.epsilon)
+    return F.batch_norm(x, mean, variance, scale, bias, training=False, eps=epsilon)
 
 
-class LayerNormalization(nn.Module):
+def _layer_norm(
+    x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None, *, epsilon: float
+) -> torch.Tensor:
     """LayerNorm over the last axes of x, as many as the scale has."""
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-
-    def forward(self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.layer_norm(x, scale.shape, scale, bias, self.epsilon)
-
-
-class GroupNormalization(nn.Module):
-    """GroupNorm of x (B, C, *S) with an optional scale and bias (C)."""
-
-    def __init__(self, groups: int, epsilon: float) -> None:
-        super().__init__()
-        self.groups, self.epsilon = groups, epsilon
-
-    def forward(
-        self, x: torch.Tensor, scale: torch.Tensor | None = None, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return _group_norm(x, self.groups, scale, bias, self.epsilon)
+    return F.layer_norm(x, scale.shape, scale, bias, epsilon)
 
 
 class _GroupNormLayer(nn.GroupNorm):
     """torch's GroupNorm without the check that refuses groups of one value; onnxruntime accepts them."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return _group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return _group_norm(input, self.weight, self.bias, groups=self.num_groups, epsilon=self.eps)
 
 
 def _group_norm(
-    x: torch.Tensor, groups: int, scale: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
+    x: torch.Tensor, scale: torch.Tensor | None = None, bias: torch.Tensor | None = None, *, groups: int, epsilon: float
 ) -> torch.Tensor:
     """`F.group_norm` without its check, which refuses groups of one value in a batch of one."""
     return torch.group_norm(x, groups, scale, bias, epsilon, torch.backends.cudnn.enabled)
 
 
-class BatchStandardization(nn.Module):
+def _standardized(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, *, epsilon: float) -> torch.Tensor:
     """Standardise each channel of x (B, C, *S) over all other axes, then multiply by scale and add bias (C).
 
     This is BatchNorm in training form, to which weight standardisation is exported. `F.batch_norm` would refuse channels of
     one value.
     """
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-
-    def forward(self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return torch.batch_norm(x, scale, bias, None, None, True, 0.0, self.epsilon, torch.backends.cudnn.enabled)
+    return torch.batch_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
 
 
-class RmsNormalization(nn.Module):
+def _rms_norm(x: torch.Tensor, scale: torch.Tensor, *, axis: int, epsilon: float) -> torch.Tensor:
     """x divided by its root mean square along one axis, times scale (C)."""
-
-    def __init__(self, axis: int, epsilon: float) -> None:
-        super().__init__()
-        self.axis, self.epsilon = axis, epsilon
-
-    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        if self.axis in (-1, x.dim() - 1):
-            return F.rms_norm(x, scale.shape, scale, self.epsilon)
-        factor = x.square().mean(self.axis, keepdim=True).add(self.epsilon).rsqrt()
-        return x * factor * scale.reshape(-1, *(1,) * (x.dim() - self.axis % x.dim() - 1))
+    if axis in (-1, x.dim() - 1):
+        return F.rms_norm(x, scale.shape, scale, epsilon)
+    factor = x.square().mean(axis, keepdim=True).add(epsilon).rsqrt()
+    return x * factor * scale.reshape(-1, *(1,) * (x.dim() - axis % x.dim() - 1))
 
 
-class LpNormalization(nn.Module):
+def lp_norm(x: torch.Tensor, *, axis: int, power: int) -> torch.Tensor:
     """x divided by its norm along one axis; zeros stay zeros, as in onnxruntime."""
-
-    def __init__(self, axis: int, power: int) -> None:
-        super().__init__()
-        self.axis, self.power = axis, power
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(x, self.power, self.axis, keepdim=True)
-        return x / torch.where(norm > 0, norm, torch.ones_like(norm))
+    norm = torch.linalg.vector_norm(x, power, axis, keepdim=True)
+    return x / torch.where(norm > 0, norm, torch.ones_like(norm))
 
 
 def _batch_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -128,8 +103,8 @@ def _layer_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         own = p.of(name) if name else ()
         if own and len(own) != len(normalised):
             raise ImportFailed(
-                f"operator '{node.op}' at '{node.name}': scale of rank {len(own)} for {len(normalised)} axes; "
-                "allowed: one entry for each normalised position"
+                f"{node.place}: scale of rank {len(own)} for {len(normalised)} axes; allowed: one entry for each normalised "
+                "position"
             )
         for a, b in zip(normalised, own, strict=False):
             p.unify(a, b, node)
@@ -143,7 +118,7 @@ def _group_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             p.unify(x[1], p.of(name)[0], node)
     groups = node.int("num_groups", 1)
     if groups > 1:
-        each = p.pool.fixed(x[1].size // groups, f"operator '{node.op}' at '{node.name}': channels of one group")
+        each = p.pool.fixed(x[1].size // groups, f"{node.place}: channels of one group")
         p.unify(x[1], p.pool.product((p.pool.free(groups), each)), node)
     return (x,)
 
@@ -155,46 +130,14 @@ def _rms_norm_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (x,)
 
 
-def _unary_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
-    return (p.of(node.inputs[0]),)
-
-
-def _lower_batch_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return BatchNormalization(node.float("epsilon", 1e-5))
-
-
-def _lower_layer_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return LayerNormalization(node.float("epsilon", 1e-5))
+def _epsilon(node: Node) -> dict[str, float]:
+    return {"epsilon": node.float("epsilon", 1e-5)}
 
 
 def _groups(node: Node, shapes: NodeShapes) -> int:
-    """Number of channel groups under a config; each group keeps its channels."""
-    return node.int("num_groups", 1) * shapes.inputs[0][1] // shapes.full_inputs[0][1]
-
-
-def _group_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
+    """Number of channel groups under a config; each of several groups keeps its channels."""
     groups = node.int("num_groups", 1)
-    return {"num_groups": groups if groups == 1 else _groups(node, shapes)}
-
-
-def _lower_group_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return GroupNormalization(int(_group_attributes(node, shapes)["num_groups"]), node.float("epsilon", 1e-5))  # type: ignore[arg-type]
-
-
-def _lower_instance_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return GroupNormalization(shapes.inputs[0][1], node.float("epsilon", 1e-5))
-
-
-def _lower_standardization(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return BatchStandardization(node.float("epsilon", 1e-5))
-
-
-def _lower_rms_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return RmsNormalization(node.int("axis", -1), node.float("epsilon", 1e-5))
-
-
-def _lower_lp_norm(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return LpNormalization(node.int("axis", -1), node.int("p", 2))
+    return groups if groups == 1 else groups * shapes.inputs[0][1] // shapes.full_inputs[0][1]
 
 
 def _batch_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
@@ -208,29 +151,23 @@ def _batch_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
 
 
 def _layer_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
-    layer = nn.LayerNorm(parameters[0].shape, eps=node.float("epsilon", 1e-5), bias=len(parameters) > 1)
-    layer.weight.data.copy_(parameters[0])
-    if len(parameters) > 1:
-        layer.bias.data.copy_(parameters[1])
-    return layer
+    return filled(
+        nn.LayerNorm(parameters[0].shape, eps=node.float("epsilon", 1e-5), bias=len(parameters) > 1), parameters
+    )
 
 
 def _group_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
-    groups = int(_group_attributes(node, shapes)["num_groups"])  # type: ignore[arg-type]
-    layer = _GroupNormLayer(groups, shapes.inputs[0][1], eps=node.float("epsilon", 1e-5), affine=bool(parameters))
-    if parameters:
-        layer.weight.data.copy_(parameters[0])
-        layer.bias.data.copy_(parameters[1] if len(parameters) > 1 else torch.zeros_like(parameters[0]))
-    return layer
+    layer = _GroupNormLayer(
+        _groups(node, shapes), shapes.inputs[0][1], eps=node.float("epsilon", 1e-5), affine=bool(parameters)
+    )
+    bias = [torch.zeros_like(parameters[0])] if len(parameters) == 1 else []
+    return filled(layer, [*parameters, *bias])
 
 
 def _rms_norm_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch.Tensor]) -> nn.Module:
     axis, rank = node.int("axis", -1), len(shapes.inputs[0])
-    layer = nn.RMSNorm(len(parameters[0]), eps=node.float("epsilon", 1e-5))
-    layer.weight.data.copy_(parameters[0])
-    if axis in (-1, rank - 1):
-        return layer
-    return _OnAxis(layer, axis)
+    layer = filled(nn.RMSNorm(len(parameters[0]), eps=node.float("epsilon", 1e-5)), parameters)
+    return layer if axis in (-1, rank - 1) else _OnAxis(layer, axis)
 
 
 class _OnAxis(nn.Module):
@@ -244,31 +181,35 @@ class _OnAxis(nn.Module):
         return self.layer(x.movedim(self.axis, -1)).movedim(-1, self.axis)
 
 
+STATISTICS, STANDARDIZED = computed_by(_batch_norm, _epsilon), computed_by(_standardized, _epsilon)
+RMS = computed_by(_rms_norm, lambda node: {"axis": node.int("axis", -1), **_epsilon(node)})
+LP = computed_by(lp_norm, lambda node: {"axis": node.int("axis", -1), "power": node.int("p", 2)})
 OPERATORS = (
     Operator(
-        names=("BatchNormalization",),
-        axes=_batch_norm_axes,
-        order=no_order,
-        lower=_lower_batch_norm,
-        layer=_batch_norm_layer,
+        names=("BatchNormalization",), axes=_batch_norm_axes, order=no_order, lower=STATISTICS, layer=_batch_norm_layer
     ),
-    Operator(names=("BatchStandardization",), axes=_batch_norm_axes, order=no_order, lower=_lower_standardization),
+    Operator(names=("BatchStandardization",), axes=_batch_norm_axes, order=no_order, lower=STANDARDIZED),
     Operator(
         names=("LayerNormalization",),
         axes=_layer_norm_axes,
         order=no_order,
-        lower=_lower_layer_norm,
+        lower=computed_by(_layer_norm, _epsilon),
         layer=_layer_norm_layer,
     ),
     Operator(
         names=("GroupNorm",),
         axes=_group_norm_axes,
         order=no_order,
-        lower=_lower_group_norm,
+        lower=lambda node, shapes, _: Function(_group_norm, groups=_groups(node, shapes), **_epsilon(node)),
         layer=_group_norm_layer,
-        attributes=_group_attributes,
+        attributes=lambda node, shapes: {"num_groups": _groups(node, shapes)},
     ),
-    Operator(names=("InstanceNormalization",), axes=_batch_norm_axes, order=no_order, lower=_lower_instance_norm),
-    Operator(names=("RmsNorm",), axes=_rms_norm_axes, order=no_order, lower=_lower_rms_norm, layer=_rms_norm_layer),
-    Operator(names=("LpNormalization",), axes=_unary_axes, order=no_order, lower=_lower_lp_norm),
+    Operator(
+        names=("InstanceNormalization",),
+        axes=_batch_norm_axes,
+        order=no_order,
+        lower=lambda node, shapes, _: Function(_group_norm, groups=shapes.inputs[0][1], **_epsilon(node)),
+    ),
+    Operator(names=("RmsNorm",), axes=_rms_norm_axes, order=no_order, lower=RMS, layer=_rms_norm_layer),
+    Operator(names=("LpNormalization",), axes=same_axes, order=no_order, lower=LP),
 )

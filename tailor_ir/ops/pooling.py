@@ -1,6 +1,6 @@
 """Pooling and reductions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -8,11 +8,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailor_ir.dims import Dim
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
-from tailor_ir.ops.conv import explicit_pads, window_dims
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_along, order_of_positions
+from tailor_ir.ops.conv import PADDINGS, explicit_pads, outer_pads, window_dims
+from tailor_ir.ops.registry import (
+    Dims,
+    Function,
+    NodeShapes,
+    Operator,
+    Propagation,
+    computed_by,
+    no_order,
+    order_along,
+    order_of_positions,
+)
 
 UNPOOL = "MaxUnpool"
 MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
@@ -20,52 +29,26 @@ AVERAGES: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_po
 AVERAGE_POOLS = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
 
 
-class PaddedMaxPool(nn.Module):
-    """Max pooling with padding that differs between begin and end, or is wider than half the kernel."""
+def _padded_average(
+    x: torch.Tensor, *, pads: tuple[int, ...], window: tuple[tuple[int, ...], tuple[int, ...]], ceil: bool, counts: bool
+) -> torch.Tensor:
+    """Average pooling with padding that differs between begin and end, or is wider than half the kernel.
 
-    def __init__(self, pads: tuple[int, ...], pool: nn.Module) -> None:
-        super().__init__()
-        self.pads, self.pool = pads, pool
+    window: kernel and strides. counts: whether padding counts as entries.
+    """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.pool(F.pad(x, self.pads, value=float("-inf")))
+    def average(values: torch.Tensor) -> torch.Tensor:
+        return AVERAGES[len(window[0])](F.pad(values, pads), *window, 0, ceil)
 
-
-class PaddedAveragePool(nn.Module):
-    """Average pooling with padding that differs between begin and end, or is wider than half the kernel."""
-
-    def __init__(
-        self, pads: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...], ceil: bool, count_padding: bool
-    ) -> None:
-        super().__init__()
-        self.pads, self.kernel, self.strides, self.ceil, self.count_padding = pads, kernel, strides, ceil, count_padding
-
-    def _average(self, x: torch.Tensor) -> torch.Tensor:
-        return AVERAGES[len(self.kernel)](F.pad(x, self.pads), self.kernel, self.strides, 0, self.ceil)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        average = self._average(x)
-        return average if self.count_padding else average / self._average(torch.ones_like(x[:1, :1]))
+    return average(x) if counts else average(x) / average(torch.ones_like(x[:1, :1]))
 
 
-class GlobalPool(nn.Module):
-    """One number per channel of x (B, C, *S): mean, maximum, or the norm of power `power`."""
-
-    def __init__(self, op: str, power: int = 2) -> None:
-        super().__init__()
-        self.op, self.power = op, power
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        axes = tuple(range(2, x.dim()))
-        if self.op == "GlobalAveragePool":
-            return x.mean(axes, keepdim=True)
-        if self.op == "GlobalMaxPool":
-            return x.amax(axes, keepdim=True)
-        return torch.linalg.vector_norm(x, self.power, axes, keepdim=True)
-
-
-def _sum_of_logs(x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Tensor:
-    return x.sum(axes, keepdim=keepdim).log()
+def _pooled(x: torch.Tensor, *, op: str, power: int) -> torch.Tensor:
+    """One number per channel of x (B, C, *S): mean, maximum, or the norm of this power."""
+    axes = tuple(range(2, x.dim()))
+    if op == "GlobalAveragePool":
+        return x.mean(axes, keepdim=True)
+    return x.amax(axes, keepdim=True) if op == "GlobalMaxPool" else torch.linalg.vector_norm(x, power, axes, True)
 
 
 def _product(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
@@ -83,34 +66,21 @@ REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "ReduceL1": lambda x, axes, keepdim: x.abs().sum(axes, keepdim=keepdim),
     "ReduceL2": lambda x, axes, keepdim: torch.linalg.vector_norm(x, 2, axes, keepdim=keepdim),
     "ReduceSumSquare": lambda x, axes, keepdim: x.square().sum(axes, keepdim=keepdim),
-    "ReduceLogSum": _sum_of_logs,
+    "ReduceLogSum": lambda x, axes, keepdim: x.sum(axes, keepdim=keepdim).log(),
     "ReduceLogSumExp": torch.logsumexp,
 }
 
 
-class Reduction(nn.Module):
-    """One of ONNX's Reduce operators over given axes."""
-
-    def __init__(self, op: str, axes: tuple[int, ...], keep: bool) -> None:
-        super().__init__()
-        self.function, self.axes, self.keep = REDUCTIONS[op], axes, keep
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x, self.axes, keepdim=self.keep)
+def _reduce(x: torch.Tensor, *, op: str, axes: tuple[int, ...], keep: bool) -> torch.Tensor:
+    return REDUCTIONS[op](x, axes, keepdim=keep)
 
 
-class ArgumentOfExtreme(nn.Module):
-    """ArgMax and ArgMin; among equal entries, the first or the last wins."""
-
-    def __init__(self, op: str, axis: int, keep: bool, last: bool) -> None:
-        super().__init__()
-        self.function = torch.argmax if op == "ArgMax" else torch.argmin
-        self.axis, self.keep, self.last = axis, keep, last
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.last:
-            return x.shape[self.axis] - 1 - self.function(x.flip(self.axis), self.axis, self.keep)
-        return self.function(x, self.axis, self.keep)
+def _argument(x: torch.Tensor, *, largest: bool, axis: int, keep: bool, last: bool) -> torch.Tensor:
+    """Position of the largest or smallest entry; among equal entries, the first or the last wins."""
+    function = torch.argmax if largest else torch.argmin
+    if last:
+        return x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
+    return function(x, axis, keep)
 
 
 def _serves_unpooling(graph: Graph, positions: str) -> bool:
@@ -122,11 +92,9 @@ def _serves_unpooling(graph: Graph, positions: str) -> bool:
 def _pool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     if len(node.outputs) > 1 and not _serves_unpooling(p.graph, node.outputs[1]):
-        raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': gives positions as well; allowed: values, or unpooling"
-        )
+        raise ImportFailed(f"{node.place}: gives positions as well; allowed: values, or unpooling")
     if len(x) - 2 not in MAX_POOLS:
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': {len(x) - 2}-D; allowed: 1-D, 2-D and 3-D")
+        raise ImportFailed(f"{node.place}: {len(x) - 2}-D; allowed: 1-D, 2-D and 3-D")
     spatial = window_dims(node, p, x[2:], node.ints("kernel_shape"), bool(node.int("ceil_mode", 0)))
     return ((x[0], x[1], *spatial),) * len(node.outputs)
 
@@ -137,20 +105,17 @@ def _lower_pool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     strides, pads = node.ints("strides", (1,) * rank), explicit_pads(node, rank)
     dilations, ceil = node.ints("dilations", (1,) * rank), bool(node.int("ceil_mode", 0))
     plain = pads[:rank] == pads[rank:] and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
-    # F.pad lists the last axis first, its begin before its end
-    outer = tuple(v for i in reversed(range(rank)) for v in (pads[i], pads[i + rank]))
     if node.op == "MaxPool":
         positions = len(node.outputs) > 1
         if positions and not plain:
-            raise ImportFailed(
-                f"operator 'MaxPool' at '{node.name}': positions with pads {pads}; allowed: equal ones at both sides"
-            )
+            raise ImportFailed(f"{node.place}: positions with pads {pads}; allowed: equal ones at both sides")
         pool = MAX_POOLS[rank](kernel, strides, pads[:rank] if plain else 0, dilations, positions, ceil)
-        return pool if plain else PaddedMaxPool(outer, pool)
+        return pool if plain else nn.Sequential(PADDINGS[rank](outer_pads(pads), float("-inf")), pool)
     count_padding = bool(node.int("count_include_pad", 0))
     if plain:
         return AVERAGE_POOLS[rank](kernel, strides, pads[:rank], ceil, count_padding)
-    return PaddedAveragePool(outer, kernel, strides, ceil, count_padding)
+    window = (kernel, strides)
+    return Function(_padded_average, pads=outer_pads(pads), window=window, ceil=ceil, counts=count_padding)
 
 
 def _pool_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
@@ -169,16 +134,10 @@ def _pool_attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
     return {} if within == kernel else {"kernel_shape": within}
 
 
-class Unpool(nn.Module):
-    """Write values (B, C, *S) to positions of a flattened map of `sizes` that is zero elsewhere."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        empty = x.new_zeros((*x.shape[:2], prod(self.sizes)))
-        return empty.scatter(2, positions.flatten(2), x.flatten(2)).unflatten(2, self.sizes)
+def _unpooled(x: torch.Tensor, positions: torch.Tensor, *, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Values (B, C, *S) written to positions of a flattened map of `sizes` that is zero elsewhere."""
+    empty = x.new_zeros((*x.shape[:2], prod(sizes)))
+    return empty.scatter(2, positions.flatten(2), x.flatten(2)).unflatten(2, sizes)
 
 
 def _unpool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -190,27 +149,15 @@ def _unpool_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     pooled = p.of(pool.inputs[0]) if pool is not None and pool.op == "MaxPool" else ()
     if tuple(dim.size for dim in pooled[2:]) != p.output_sizes(node)[2:]:
         raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': positions in a map of another size; allowed: those of a MaxPool of a map "
+            f"{node.place}: positions in a map of another size; allowed: those of a MaxPool of a map "
             f"of {p.output_sizes(node)[2:]}"
         )
     return ((x[0], x[1], *pooled[2:]),)
 
 
-def _lower_unpool(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return Unpool(shapes.outputs[0][2:])
-
-
-def _unpool_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torch.Tensor]) -> dict[int, np.ndarray]:
-    return {2: np.asarray(shapes.outputs[0], np.int64)}
-
-
 def _global_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x = p.of(node.inputs[0])
     return ((x[0], x[1], *(p.pool.fixed(1) for _ in x[2:])),)
-
-
-def _lower_global(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return GlobalPool(node.op, node.int("p", 2))
 
 
 def _reduced(node: Node, axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
@@ -229,19 +176,13 @@ def _reduce_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
 
 def _without(node: Node, p: Propagation, x: Dims, reduced: Sequence[int]) -> Dims:
     keep = bool(node.int("keepdims", 1))
-    result: list[Dim] = []
-    for position, dim in enumerate(x):
-        if position not in reduced:
-            result.append(dim)
-        elif keep:
-            result.append(p.pool.fixed(1))
-    return tuple(result)
+    return tuple(p.pool.fixed(1) if at in reduced else dim for at, dim in enumerate(x) if keep or at not in reduced)
 
 
 def _lower_reduce(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     given = tensors[node.inputs[1]].reshape(-1).tolist() if len(node.inputs) > 1 and node.inputs[1] else None
     axes = _reduced(node, given, len(shapes.inputs[0]))
-    return Reduction(node.op, axes, bool(node.int("keepdims", 1)))
+    return Function(_reduce, op=node.op, axes=axes, keep=bool(node.int("keepdims", 1)))
 
 
 def _argument_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
@@ -252,11 +193,13 @@ def _argument_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return (_without(node, p, x, (axis,)),)
 
 
-def _lower_argument(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    last = bool(node.int("select_last_index", 0))
-    return ArgumentOfExtreme(node.op, node.int("axis", 0), bool(node.int("keepdims", 1)), last)
+def _argument_settings(node: Node) -> dict[str, object]:
+    keep, last = bool(node.int("keepdims", 1)), bool(node.int("select_last_index", 0))
+    return {"largest": node.op == "ArgMax", "axis": node.int("axis", 0), "keep": keep, "last": last}
 
 
+GLOBAL = computed_by(_pooled, lambda node: {"op": node.op, "power": node.int("p", 2)})
+ARGUMENT = computed_by(_argument, _argument_settings)
 OPERATORS = (
     Operator(
         names=("AveragePool", "MaxPool"),
@@ -269,16 +212,13 @@ OPERATORS = (
         names=(UNPOOL,),
         axes=_unpool_axes,
         order=order_of_positions,
-        lower=_lower_unpool,
+        lower=lambda node, shapes, _: Function(_unpooled, sizes=shapes.outputs[0][2:]),
         operands=2,
-        constants=_unpool_constants,
+        constants=lambda node, shapes, _: {2: np.asarray(shapes.outputs[0], np.int64)},
     ),
     Operator(
-        names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"),
-        axes=_global_axes,
-        order=no_order,
-        lower=_lower_global,
+        names=("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), axes=_global_axes, order=no_order, lower=GLOBAL
     ),
     Operator(names=tuple(REDUCTIONS), axes=_reduce_axes, order=no_order, lower=_lower_reduce, operands=1),
-    Operator(names=("ArgMax", "ArgMin"), axes=_argument_axes, order=order_along(0), lower=_lower_argument, operands=1),
+    Operator(names=("ArgMax", "ArgMin"), axes=_argument_axes, order=order_along(0), lower=ARGUMENT, operands=1),
 )

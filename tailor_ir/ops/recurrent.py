@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tailor_ir.errors import ImportFailed
-from tailor_ir.graph import Attribute, Node, Tensors
+from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's iofc -> torch's ifgo; ONNX's zrh -> torch's rzn
@@ -97,7 +97,7 @@ def _activations(node: Node) -> tuple[str, ...]:
     """Activations that differ from torch's; () if all are torch's."""
     given = node.attribute("activations", ())
     if not isinstance(given, tuple):
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': activations {given!r}; allowed: a list of names")
+        raise ImportFailed(f"{node.place}: activations {given!r}; allowed: a list of names")
     names, own = tuple(map(str, given)), ACTIVATIONS.get(node.op)
     is_known = names in ((), own, (own or ()) * 2) if own else len(set(names)) <= 1 and set(names) <= set(PLAIN)
     return () if is_known else names
@@ -108,7 +108,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     for unsupported in ("lengths", "peepholes"):
         if unsupported in given:
             raise ImportFailed(
-                f"operator '{node.op}' at '{node.name}': {unsupported} are given; allowed: none; export it without them, for "
+                f"{node.place}: {unsupported} are given; allowed: none; export it without them, for "
                 "sequences of one length"
             )
     direction, activations = str(node.attribute("direction", "forward")), ", ".join(_activations(node))
@@ -121,12 +121,12 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     }
     if found := next((name for name, is_there in others.items() if is_there), None):
         raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': {found}; allowed: the form of torch.nn.{node.op}; write it in this form, "
+            f"{node.place}: {found}; allowed: the form of torch.nn.{node.op}; write it in this form, "
             "or its steps in other operators"
         )
     x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
     p.unify(x[2], weight[2], node)
-    p.pool.freeze_positions(x[2], f"operator '{node.op}' at '{node.name}': a weight has one entry for each position")
+    p.pool.freeze_positions(x[2], f"{node.place}: a weight has one entry for each position")
     p.freeze((weight[0], recurrent[0]), node, "directions")
     hidden, gates = recurrent[2], p.pool.fixed(len(GATES[node.op]))
     for rows in (weight[1], recurrent[1]):
@@ -159,14 +159,18 @@ def _lower(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     return Recurrent(node.op, hidden, directions, tuple(_named_inputs(node)), len(node.outputs), _run(node))
 
 
-def _attributes(node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
-    return {"hidden_size": shapes.inputs[2][2]}
-
-
 def _order(node: Node, p: Propagation) -> Dims:
     """Steps, and directions of the weights; hidden features are permuted in all gates alike."""
     given = _named_inputs(node)
     return tuple(p.of(given[name])[0] for name in "xwr")
 
 
-OPERATORS = (Operator(names=tuple(GATES), axes=_axes, order=_order, lower=_lower, attributes=_attributes),)
+OPERATORS = (
+    Operator(
+        names=tuple(GATES),
+        axes=_axes,
+        order=_order,
+        lower=_lower,
+        attributes=lambda node, shapes: {"hidden_size": shapes.inputs[2][2]},
+    ),
+)

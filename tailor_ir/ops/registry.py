@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class Propagation:
         name = node.inputs[position]
         if name not in self.tensors or name in self.graph.parameters:
             raise ImportFailed(
-                f"operator '{node.op}' at '{node.name}': input {position} ('{name}') is computed while running; "
+                f"{node.place}: input {position} ('{name}') is computed while running; "
                 "allowed: constants; export with a fixed input shape"
             )
         return self.tensors[name].numpy()
@@ -50,37 +51,31 @@ class Propagation:
         result: list[Dim] = []
         for position in range(-rank, 0):
             present = [dims[position] for dims in operands if len(dims) >= -position]
-            wide = [dim for dim in present if dim.size > 1] or [d for d in present if not self.is_fixed(d)] or present
+            wide = (
+                [dim for dim in present if dim.size > 1] or [d for d in present if not self.pool.is_fixed(d)] or present
+            )
             joined = wide[0]
             if joined.size > 1 and any(self.pool.is_batch(dim) and dim.size == 1 for dim in present):
-                self.pool.batch_conflict = (
-                    f"operator '{node.op}' at '{node.name}': the batch meets an axis that is none"
-                )
+                self.pool.batch_conflict = f"{node.place}: the batch meets an axis that is none"
             for dim in wide[1:]:
-                joined = self.pool.unify(joined, dim, f"operator '{node.op}' at '{node.name}'")
+                joined = self.pool.unify(joined, dim, node.place)
             result.append(joined)
         return tuple(result)
 
     def freeze(self, dims: Sequence[Dim], node: Node, why: str) -> None:
         for dim in dims:
-            self.pool.freeze(dim, f"operator '{node.op}' at '{node.name}': {why}")
+            self.pool.freeze(dim, f"{node.place}: {why}")
 
     def put_together(self, dims: Sequence[Dim], node: Node) -> None:
         """Note that an operator computes with all entries along some dimensions. MixedSamples: the batch is among them."""
         if any(self.pool.is_batch(factor) for factor in factors_of(dims)):
             raise MixedSamples(
-                f"operator '{node.op}' at '{node.name}': computes with all samples of a batch; allowed: networks that treat "
+                f"{node.place}: computes with all samples of a batch; allowed: networks that treat "
                 "all samples alike, each by itself; leave this operator to the code around the network"
             )
 
     def unify(self, a: Dim, b: Dim, node: Node) -> Dim:
-        return self.pool.unify(a, b, f"operator '{node.op}' at '{node.name}'")
-
-    @staticmethod
-    def is_fixed(dim: Dim) -> bool:
-        """Whether the dimension is the same under every config."""
-        form = dim.root.form
-        return form is not None and form.kind == "fixed"
+        return self.pool.unify(a, b, node.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +105,7 @@ Order = Callable[[Node, Propagation], Iterable[Dim]]
 Lower = Callable[[Node, NodeShapes, Tensors], nn.Module]
 LayerBuilder = Callable[[Node, NodeShapes, Sequence[torch.Tensor]], nn.Module]
 Constants = Callable[[Node, NodeShapes, Mapping[str, torch.Tensor]], dict[int, np.ndarray]]
-Attributes = Callable[[Node, NodeShapes], dict[str, Attribute]]
+Attributes = Callable[[Node, NodeShapes], Mapping[str, Attribute]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +141,38 @@ class Operator:
 
     def attributes_of(self, node: Node, shapes: NodeShapes) -> dict[str, Attribute]:
         """All attributes of a node under one config."""
-        changed = self.attributes(node, shapes) if self.attributes is not None else {}
-        return dict(node.attributes) | changed
+        return {**dict(node.attributes), **({} if self.attributes is None else self.attributes(node, shapes))}
+
+
+class Function(nn.Module):
+    """A function of the operands as a module, with fixed settings."""
+
+    def __init__(self, function: Callable[..., Any], **settings: object) -> None:
+        super().__init__()
+        self.function, self.settings = function, settings
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__name__", "").lstrip("_")
+
+    def forward(self, *operands: torch.Tensor) -> Any:
+        return self.function(*operands, **self.settings)
+
+
+def computed_by(function: Callable[..., Any], settings: Callable[[Node], Mapping[str, object]] | None = None) -> Lower:
+    """`lower` of operators that one function computes; settings: its keyword arguments, read from the attributes of a node."""
+    return lambda node, shapes, tensors: Function(function, **({} if settings is None else settings(node)))
+
+
+def filled(layer: nn.Module, parameters: Iterable[torch.Tensor]) -> nn.Module:
+    """A torch layer with these parameters (weight, then bias)."""
+    for own, given in zip(layer.parameters(), parameters, strict=True):
+        own.data.copy_(given)
+    return layer
+
+
+def same_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
+    """Dimensions of results with the axes of the first operand."""
+    return (p.of(node.inputs[0]),)
 
 
 def no_order(node: Node, p: Propagation) -> Dims:

@@ -3,7 +3,7 @@
 Forms of Resize that torch does not support interpolate along single axes by matrices.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +14,16 @@ from torch.nn import functional as F
 from tailor_ir.dims import FACTORS, FILTERED, Dim, size_by_factor
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Node, Tensors
-from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation, no_order, order_of_positions
+from tailor_ir.ops.registry import (
+    Dims,
+    Function,
+    NodeShapes,
+    Operator,
+    Propagation,
+    computed_by,
+    no_order,
+    order_of_positions,
+)
 
 
 def coordinates(node: Node, before: int, after: int, factor: float) -> np.ndarray:
@@ -35,7 +44,7 @@ def coordinates(node: Node, before: int, after: int, factor: float) -> np.ndarra
         case "asymmetric":
             return places / ratio
     raise ImportFailed(
-        f"operator '{node.op}' at '{node.name}': coordinates by '{transform}', which reads a region of interest; allowed: "
+        f"{node.place}: coordinates by '{transform}', which reads a region of interest; allowed: "
         "resizing of whole images; crop before resizing"
     )
 
@@ -89,19 +98,31 @@ def _kernel(node: Node, mode: str, distance: np.ndarray) -> np.ndarray:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-class ResizeByMatrices(nn.Module):
-    """Multiply axes of x by matrices (size after, size before)."""
+class AlongAxes(nn.Module):
+    """Apply a function of (x, tensor, axis) along axes, one after the other, each with a stored tensor."""
 
-    def __init__(self, matrices: Mapping[int, np.ndarray]) -> None:
+    def __init__(
+        self, function: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor], stored: Mapping[int, np.ndarray]
+    ) -> None:
         super().__init__()
-        self.axes = tuple(matrices)
-        for axis, matrix in matrices.items():
-            self.register_buffer(f"matrix{axis}", torch.from_numpy(matrix), persistent=False)
+        self.function, self.axes = function, tuple(stored)
+        for axis, each in stored.items():
+            self.register_buffer(f"along{axis}", torch.from_numpy(each), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for axis in self.axes:
-            x = F.linear(x.movedim(axis, -1), self.get_buffer(f"matrix{axis}")).movedim(-1, axis)
+            x = self.function(x, self.get_buffer(f"along{axis}"), axis)
         return x
+
+
+def _multiplied(x: torch.Tensor, matrix: torch.Tensor, axis: int) -> torch.Tensor:
+    """One axis multiplied by a matrix (size after, size before)."""
+    return F.linear(x.movedim(axis, -1), matrix).movedim(-1, axis)
+
+
+def _taken(x: torch.Tensor, positions: torch.Tensor, axis: int) -> torch.Tensor:
+    """Padding by entries of x, which torch supports only for the last axes."""
+    return x.index_select(axis, positions)
 
 
 def resizing_matrices(
@@ -124,48 +145,6 @@ LARGEST_DENOMINATOR = 1000
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-class Pad(nn.Module):
-    """Pad x, or crop it for negative numbers; `pads` in the order of F.pad: the last axis first."""
-
-    def __init__(self, pads: tuple[int, ...], mode: str, value: float) -> None:
-        super().__init__()
-        self.pads, self.mode, self.value = pads, mode, value
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.mode == "constant":
-            return F.pad(x, self.pads, value=self.value)
-        return F.pad(x, self.pads, mode=self.mode)
-
-
-class PadByPosition(nn.Module):
-    """Entries of x at `positions` along given axes: padding by entries of x, which torch supports only for the last axes."""
-
-    def __init__(self, positions: Mapping[int, np.ndarray]) -> None:
-        super().__init__()
-        self.axes = tuple(positions)
-        for axis, each in positions.items():
-            self.register_buffer(f"positions_{axis}", torch.from_numpy(each), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for axis in self.axes:
-            x = x.index_select(axis, self.get_buffer(f"positions_{axis}"))
-        return x
-
-
-class Resize(nn.Module):
-    """Interpolate x (B, C, *S) to a size, or by factors if the network's factors are not the ratio of the sizes."""
-
-    def __init__(self, sizes: tuple[int, ...], factors: tuple[float, ...] | None, mode: str, corners: bool) -> None:
-        super().__init__()
-        self.sizes, self.factors, self.mode = sizes, factors, mode
-        self.corners = corners if mode not in ("nearest", "nearest-exact") else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.factors is not None:
-            return F.interpolate(x, scale_factor=self.factors, mode=self.mode, align_corners=self.corners)
-        return F.interpolate(x, size=self.sizes, mode=self.mode, align_corners=self.corners)
-
-
 def _pads(node: Node, tensors: Mapping[str, torch.Tensor], rank: int) -> tuple[tuple[int, int], ...]:
     """Number of elements added before and after each axis."""
     values = [int(v) for v in tensors[node.inputs[1]].reshape(-1).tolist()]
@@ -182,11 +161,8 @@ def _pad_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
         if node.inputs[position]:
             p.constant(node, position)
     mode = str(node.attribute("mode", "constant"))
-    return (
-        tuple(
-            _padded(node, p, dim, *added, mode) for dim, added in zip(x, _pads(node, p.tensors, len(x)), strict=True)
-        ),
-    )
+    pads = _pads(node, p.tensors, len(x))
+    return (tuple(_padded(node, p, dim, *added, mode) for dim, added in zip(x, pads, strict=True)),)
 
 
 def _padded(node: Node, p: Propagation, dim: Dim, before: int, after: int, mode: str) -> Dim:
@@ -208,15 +184,16 @@ def _lower_pad(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     value = float(tensors[node.inputs[2]]) if len(node.inputs) > 2 and node.inputs[2] else 0.0
     mode = str(node.attribute("mode", "constant"))
     if mode not in PAD_MODES:
-        raise ImportFailed(f"operator 'Pad' at '{node.name}': mode '{mode}'; allowed: {', '.join(PAD_MODES)}")
+        raise ImportFailed(f"{node.place}: mode '{mode}'; allowed: {', '.join(PAD_MODES)}")
     first = next((axis for axis, added in enumerate(pads) if any(added)), len(pads) - 1)
     if mode != "constant" and (first < 2 or len(pads) not in (3, 4, 5)):
-        return PadByPosition(
-            {axis: _positions(shapes.inputs[0][axis], *added, mode) for axis, added in enumerate(pads) if any(added)}
-        )
+        sizes = shapes.inputs[0]
+        found = {axis: _positions(sizes[axis], *added, mode) for axis, added in enumerate(pads) if any(added)}
+        return AlongAxes(_taken, found)
     first = first if mode == "constant" else 2  # torch's other modes pad all spatial axes at once
     flat = tuple(v for added in reversed(pads[first:]) for v in added)
-    return Pad(flat, PAD_MODES[mode], value)
+    filling = {"value": value} if mode == "constant" else {}
+    return Function(F.pad, pad=flat, mode=PAD_MODES[mode], **filling)
 
 
 def _positions(size: int, before: int, after: int, mode: str) -> np.ndarray:
@@ -232,7 +209,7 @@ def _resize_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             p.constant(node, position)
     coordinates(node, 2, 2, 1.0)  # raises for unknown coordinate transformations
     if sizes[:2] != tuple(d.size for d in x[:2]):
-        raise ImportFailed(f"operator '{node.op}' at '{node.name}': resizes channels; allowed: spatial axes")
+        raise ImportFailed(f"{node.place}: resizes channels; allowed: spatial axes")
     return ((*x[:2], *(_resized(p, dim, size) for dim, size in zip(x[2:], sizes[2:], strict=True))),)
 
 
@@ -256,16 +233,12 @@ def _interpolation(node: Node, before: Sequence[int], after: Sequence[int]) -> t
     nearest = str(node.attribute("nearest_mode", "round_prefer_floor"))
     rank = len(before) - 2
     whole = all(b % a == 0 for a, b in zip(before, after, strict=True))  # no position is midway between neighbours
+    rounds = nearest == "round_prefer_ceil" or (nearest == "round_prefer_floor" and whole)
     stretched = str(node.attribute("keep_aspect_ratio_policy", "stretch")) == "stretch"
     plain = stretched and not node.int("antialias", 0) and not node.int("exclude_outside", 0)
     if mode == "nearest" and stretched and transform == "asymmetric" and nearest == "floor":
         return "nearest", False
-    if (
-        mode == "nearest"
-        and stretched
-        and half
-        and (nearest == "round_prefer_ceil" or (nearest == "round_prefer_floor" and whole))
-    ):
+    if mode == "nearest" and stretched and half and rounds:
         return "nearest-exact", False
     if mode == "linear" and (half or transform == "align_corners") and plain:
         return LINEAR[rank], not half
@@ -298,14 +271,16 @@ def _lower_resize(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module
     factors = _factors(node, shapes, tensors)
     found = _interpolation(node, shapes.inputs[0], shapes.outputs[0])
     if found is None:
-        return ResizeByMatrices(resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors or ()))
+        return AlongAxes(_multiplied, resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors or ()))
     mode, corners = found
-    return Resize(shapes.outputs[0][2:], None if factors is None else factors[2:], mode, corners)
+    wanted: dict[str, object] = {"size": shapes.outputs[0][2:]} if factors is None else {"scale_factor": factors[2:]}
+    align = None if mode in ("nearest", "nearest-exact") else corners
+    return Function(F.interpolate, mode=mode, align_corners=align, **wanted)
 
 
 def _lower_filtered(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
     factors = _filtered_attributes(node, shapes)[FACTORS]
-    return ResizeByMatrices(resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors))
+    return AlongAxes(_multiplied, resizing_matrices(node, shapes.inputs[0], shapes.outputs[0], factors))
 
 
 def _filtered_attributes(node: Node, shapes: NodeShapes) -> dict[str, tuple[float, ...]]:
@@ -322,11 +297,14 @@ def _resize_constants(node: Node, shapes: NodeShapes, tensors: Mapping[str, torc
     return {1: np.zeros(0, np.float32), 2: np.zeros(0, np.float32), 3: np.asarray(shapes.outputs[0], np.int64)}
 
 
+def _by_column(node: Node) -> bool:
+    return str(node.attribute("mode", "DCR")) == "CRD"
+
+
 def _depth_to_space_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     x, block = p.of(node.inputs[0]), node.int("blocksize", 1)
     channels, inner = p.pool.free(x[1].size // block**2), p.pool.fixed(block)
-    by_column = str(node.attribute("mode", "DCR")) == "CRD"
-    factors = (channels, inner, inner) if by_column else (inner, inner, channels)
+    factors = (channels, inner, inner) if _by_column(node) else (inner, inner, channels)
     p.unify(x[1], p.pool.product(factors), node)
     return ((x[0], channels, *(p.pool.scaled(dim, block, 1) for dim in x[2:])),)
 
@@ -337,40 +315,20 @@ def _space_to_depth_axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     return ((x[0], p.pool.product((inner, inner, x[1])), *(p.pool.scaled(dim, 1, block) for dim in x[2:])),)
 
 
-class DepthToSpace(nn.Module):
+def _depth_to_space(x: torch.Tensor, *, block: int, by_column: bool) -> torch.Tensor:
     """Move blocks of channels to blocks of positions."""
-
-    def __init__(self, block: int, by_column: bool) -> None:
-        super().__init__()
-        self.block, self.by_column = block, by_column
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.by_column:
-            return F.pixel_shuffle(x, self.block)
-        batch, _, height, width = x.shape
-        x = x.reshape(batch, self.block, self.block, -1, height, width).permute(0, 3, 4, 1, 5, 2)
-        return x.reshape(batch, -1, height * self.block, width * self.block)
+    if by_column:
+        return F.pixel_shuffle(x, block)
+    batch, _, height, width = x.shape
+    x = x.reshape(batch, block, block, -1, height, width).permute(0, 3, 4, 1, 5, 2)
+    return x.reshape(batch, -1, height * block, width * block)
 
 
-class SpaceToDepth(nn.Module):
+def _space_to_depth(x: torch.Tensor, *, block: int) -> torch.Tensor:
     """Move blocks of positions to blocks of channels."""
-
-    def __init__(self, block: int) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, channels, height, width = x.shape
-        x = x.reshape(batch, channels, height // self.block, self.block, width // self.block, self.block)
-        return x.permute(0, 3, 5, 1, 2, 4).reshape(batch, -1, height // self.block, width // self.block)
-
-
-def _lower_depth_to_space(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return DepthToSpace(node.int("blocksize", 1), str(node.attribute("mode", "DCR")) == "CRD")
-
-
-def _lower_space_to_depth(node: Node, shapes: NodeShapes, tensors: Tensors) -> nn.Module:
-    return SpaceToDepth(node.int("blocksize", 1))
+    batch, channels, height, width = x.shape
+    x = x.reshape(batch, channels, height // block, block, width // block, block)
+    return x.permute(0, 3, 5, 1, 2, 4).reshape(batch, -1, height // block, width // block)
 
 
 OPERATORS = (
@@ -384,12 +342,20 @@ OPERATORS = (
         constants=_resize_constants,
     ),
     Operator(
-        names=(FILTERED,),
-        axes=_resize_axes,
-        order=_stretched,
-        lower=_lower_filtered,
-        attributes=_filtered_attributes,  # type: ignore[arg-type]
+        names=(FILTERED,), axes=_resize_axes, order=_stretched, lower=_lower_filtered, attributes=_filtered_attributes
     ),
-    Operator(names=("DepthToSpace",), axes=_depth_to_space_axes, order=order_of_positions, lower=_lower_depth_to_space),
-    Operator(names=("SpaceToDepth",), axes=_space_to_depth_axes, order=order_of_positions, lower=_lower_space_to_depth),
+    Operator(
+        names=("DepthToSpace",),
+        axes=_depth_to_space_axes,
+        order=order_of_positions,
+        lower=computed_by(
+            _depth_to_space, lambda node: {"block": node.int("blocksize", 1), "by_column": _by_column(node)}
+        ),
+    ),
+    Operator(
+        names=("SpaceToDepth",),
+        axes=_space_to_depth_axes,
+        order=order_of_positions,
+        lower=computed_by(_space_to_depth, lambda node: {"block": node.int("blocksize", 1)}),
+    ),
 )

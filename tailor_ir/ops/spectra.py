@@ -66,22 +66,16 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
     axis, inverse, onesided = node.int("axis", 1), bool(node.int("inverse", 0)), bool(node.int("onesided", 0))
     dim = x[axis]
     if p.pool.depends_on_input(dim) and not p.pool.has_positions(dim):
-        raise ImportFailed(f"operator 'DFT' at '{node.name}': transforms the samples of a batch; allowed: other axes")
+        raise ImportFailed(f"{node.place}: transforms the samples of a batch; allowed: other axes")
     p.freeze(x[-1:], node, "real and imaginary part")
-    result = p.pool.fixed(sizes[axis])
-    form = dim.root.form
+    result, form = p.pool.fixed(sizes[axis]), dim.root.form
     if not p.pool.has_positions(dim):
         p.freeze((dim,), node, "frequencies of the axis")
     elif not onesided:
         result = dim
     elif not inverse:
         result = p.pool.window(dim, 2, 1)  # half of the points, plus one
-    elif (
-        form is not None
-        and form.kind == "window"
-        and form.attributes[:2] == (2, 1)
-        and form.parts[0].size == sizes[axis]
-    ):
+    elif form.kind == "window" and form.attributes[:2] == (2, 1) and form.parts[0].size == sizes[axis]:
         result = form.parts[0]
     else:
         p.freeze((dim,), node, "frequencies of the axis")

@@ -74,7 +74,7 @@ def propagate(
             p.dims[name] = dims
             if (sizes := tuple(d.size for d in dims)) != graph.shapes[name]:
                 raise ImportFailed(
-                    f"operator '{node.op}' at '{node.name}': gives {graph.shapes[name]}, and {sizes} by its operands; allowed: "
+                    f"{node.place}: gives {graph.shapes[name]}, and {sizes} by its operands; allowed: "
                     "operands as its specification has them; export the network again"
                 )
     _join(p, joins)
@@ -85,7 +85,7 @@ def propagate(
             p.pool.freeze_channels(dim, "network output")
     for node in graph.nodes:
         for dim in (dim for name in node.outputs for dim in p.dims.get(name, ())):
-            p.pool.freeze_counted(dim, f"operator '{node.op}' at '{node.name}': {COUNTED}")
+            p.pool.freeze_counted(dim, f"{node.place}: {COUNTED}")
     _join(p, skips, fixing=False)
     _freeze_unmovable(p)
     table = AxisTable()
@@ -110,7 +110,7 @@ def _results(node: Node, p: Propagation) -> tuple[Dims, ...]:
         return find(OPERATORS, node).axes(node, p)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ImportFailed(
-            f"operator '{node.op}' at '{node.name}': not in a form that can be read ({type(error).__name__}: {error}); "
+            f"{node.place}: not in a form that can be read ({type(error).__name__}: {error}); "
             "allowed: operands and attributes as ONNX's specification has them; export the network again, or report it"
         ) from error
 
@@ -152,8 +152,8 @@ def _reasons(p: Propagation) -> dict[str, tuple[str, ...]]:
     def why(dim: Dim) -> str:
         root = dim.root
         if id(root) not in known:
-            parts = root.form.parts if root.form is not None else ()
-            own = root.reason if root.form is not None and root.form.kind == "fixed" else ""
+            parts = root.form.parts
+            own = root.reason if root.form.kind == "fixed" else ""
             known[id(root)] = own or next((reason for part in parts if (reason := why(part))), "")
         return known[id(root)]
 
@@ -169,7 +169,7 @@ def _ordered(p: Propagation, table: AxisTable) -> dict[int, str]:
     for node in p.graph.nodes:
         for dim in find(OPERATORS, node).ordered(node, p):
             for group in table.axis(dim).channel_groups:
-                found.setdefault(group, f"operator '{node.op}' at '{node.name}' reads them in their order")
+                found.setdefault(group, f"{node.place} reads them in their order")
     return found
 
 
@@ -196,7 +196,7 @@ def _freeze_unmovable(p: Propagation) -> None:
         mixed = next((node for node in users if _sums_over_positions(node, name, axes)), None)
         if mixed is not None or not values:
             where = mixed or users[0]
-            reason = f"operator '{where.op}' at '{where.name}': '{name}' has one entry for each position"
+            reason = f"{where.place}: '{name}' has one entry for each position"
             for dim in p.dims[name]:
                 p.pool.freeze_positions(dim, reason)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.memory.layouts import Rules
-from tailor_ir.ops.norm import LpNormalization
+from tailor_ir.ops.norm import lp_norm
 from tests.unit.ir.forms import check_forms, shaken
 
 EXAMPLES = settings(max_examples=4, deadline=None, derandomize=True)
@@ -109,7 +109,7 @@ def test_features_of_scalars_are_told_apart_by_their_shapes() -> None:
 def test_zeros_of_unit_length_stay_zeros() -> None:
     """As in onnxruntime: SubNets of few channels have pixels that are zero behind a Relu."""
     x = torch.tensor([[3.0, 0.0], [4.0, 0.0]], requires_grad=True)
-    y = LpNormalization(0, 2)(x)
+    y = lp_norm(x, axis=0, power=2)
     assert torch.equal(y.detach(), torch.tensor([[0.6, 0.0], [0.8, 0.0]]))
     y.sum().backward()
     assert x.grad is not None
