@@ -31,3 +31,8 @@ class CheckFailed(TailorError):
 
 class JoinError(TailorError):
     """Two networks do not share the part that one is to take from the other."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type without one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

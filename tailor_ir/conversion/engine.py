@@ -15,8 +15,8 @@ from onnx import shape_inference
 
 from tailor_ir.conversion.affine import fold_after, fold_before, merge_pairs
 from tailor_ir.conversion.kernels import trim_convolutions
-from tailor_ir.conversion.outputs import Answer, Examination, difference, examine, first_line, random_operator, run
-from tailor_ir.errors import TailorError
+from tailor_ir.conversion.outputs import Answer, Examination, difference, examine, random_operator, run
+from tailor_ir.errors import TailorError, first_line
 from tailor_ir.reading.trace import load_onnx
 
 TOLERANCE = 1e-5

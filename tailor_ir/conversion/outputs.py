@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from tailor_ir.errors import TailorError
+from tailor_ir.errors import TailorError, first_line
 
 QUIET = 4  # of onnxruntime's levels: nothing but what ends the process
 WRONG_REWRITES = ("Pad_Fusion", "TransposeOptimizer")
@@ -103,11 +103,6 @@ def examine(model: onnx.ModelProto, seed: int, given: Mapping[str, np.ndarray] |
         f"conversion: onnxruntime cannot run the model as it is ({reason[:200]}); allowed: models that it runs with random "
         "inputs; check=false converts without comparing outputs"
     )
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type without one."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 MOST_TAKEN = 64

@@ -12,7 +12,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tailor_ir.errors import MixedSamples
-from tailor_ir.reading.folding import cleaned, has_fixed_shape, is_detached
+from tailor_ir.reading.file_forms import has_fixed_shape, place_of
+from tailor_ir.reading.folding import cleaned, is_detached
 
 OTHER_BATCH = 5  # batch size of the second trace
 # input positions of numbers that are settings, not values: their dependence on the batch follows later from the axes
@@ -49,23 +50,13 @@ class _Pair:
     node: gs.Node
     other: gs.Node
 
-    @property
-    def where(self) -> str:
-        return f"operator '{self.node.op}' at '{self.node.name or self.node.outputs[0].name}'"
-
     def constants(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Input positions of constants that differ, with both values."""
         for position, (one, two) in enumerate(zip(self.node.inputs, self.other.inputs, strict=True)):
             if not isinstance(one, gs.Constant) or one.values is two.values:
                 continue
-            if one.values.shape != two.values.shape or not np.array_equal(
-                one.values, two.values, equal_nan=_floats(one)
-            ):
+            if not _equal(one.values, two.values):
                 yield position, one.values, two.values
-
-
-def _floats(tensor: gs.Constant) -> bool:
-    return np.issubdtype(tensor.values.dtype, np.inexact)
 
 
 def may_hold_samples(graph: gs.Graph, samples: int) -> bool:
@@ -292,7 +283,7 @@ class _Writer:
                         shape = (*value.shape[:axis], 1, *value.shape[axis + 1 :])
                         return (row.reshape(shape), axis) if count == 1 else (row, axis + inner)
         raise MixedSamples(
-            f"{pair.where}: its numbers follow the batch ({_described(value)} for {self.samples} samples, "
+            f"{place_of(pair.node)}: its numbers follow the batch ({_described(value)} for {self.samples} samples, "
             f"{_described(other)} for {self.others}); allowed: the same for each sample; write it for batches of any size"
         )
 
@@ -332,7 +323,7 @@ class _Writer:
         count = int(repeats[axis]) // self.samples
         if len(axes) > 1 or repeats[axis] != count * self.samples or others[axis] != count * self.others:
             raise MixedSamples(
-                f"{pair.where}: repeats {repeats.tolist()} times for a batch of {self.samples}; {ALLOWED}"
+                f"{place_of(pair.node)}: repeats {repeats.tolist()} times for a batch of {self.samples}; {ALLOWED}"
             )
         plain = repeats.copy()
         plain[axis] = count

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from tailor_ir.errors import ImportFailed, MixedSamples
+from tailor_ir.errors import ImportFailed, MixedSamples, first_line
 from tailor_ir.graph import NO_BATCH
 from tailor_ir.reading.files import LOW, other_types
-from tailor_ir.reading.inputs import ExampleInputs
+from tailor_ir.reading.inputs import ExampleInputs, evaluated
 from tailor_ir.reading.trace import gives_caches, plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import ValueReads, tensors_in
 
@@ -114,10 +114,9 @@ def answer_of(compiled: nn.Module, batches: Batches, where: str, samples: int) -
     try:
         return _tensors(compiled(*batches))
     except (IndexError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MixedSamples(
-            f"{where}: the compiled network cannot run a batch of {samples} ({reason}); allowed: networks that treat "
-            "all samples alike, in batches of any size; look for sizes that are written as numbers"
+            f"{where}: the compiled network cannot run a batch of {samples} ({first_line(error)}); allowed: networks that "
+            "treat all samples alike, in batches of any size; look for sizes that are written as numbers"
         ) from error
 
 
@@ -271,15 +270,3 @@ def _one_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     largest = float(one[finite].abs().max())
     difference = float((one - other)[finite].abs().max())
     return 0.0 if difference <= ROUNDING * torch.finfo(expected.dtype).eps * largest else difference / (largest or 1.0)
-
-
-@contextmanager
-def evaluated(module: nn.Module) -> Iterator[None]:
-    """While inside, the module is in eval mode; its modes are restored afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training

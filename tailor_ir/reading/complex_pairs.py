@@ -201,15 +201,6 @@ def _divide(a: Any, b: Any) -> ComplexPair:
     return _multiply(a, ComplexPair(real / square, -imag / square))
 
 
-def _exp(x: ComplexPair) -> ComplexPair:
-    size = torch.exp(x.real)
-    return ComplexPair(size * torch.cos(x.imag), size * torch.sin(x.imag))
-
-
-def _angle(x: ComplexPair) -> Real:
-    return torch.atan2(x.imag, x.real)
-
-
 def _abs(x: ComplexPair) -> Real:
     return torch.sqrt(x.real * x.real + x.imag * x.imag)
 
@@ -223,7 +214,8 @@ def _power(x: ComplexPair, exponent: int) -> ComplexPair:
     return result
 
 
-def _polar(size: Real, angle: Real) -> ComplexPair:
+def polar(size: Real, angle: Real) -> ComplexPair:
+    """The complex tensor of this size and angle."""
     return ComplexPair(size * torch.cos(angle), size * torch.sin(angle))
 
 
@@ -266,17 +258,17 @@ RULES: dict[str, Callable[..., Any]] = {
     "abs": _abs,
     "add": _add,
     "add_": _add,
-    "angle": _angle,
+    "angle": lambda x: torch.atan2(x.imag, x.real),
     "conj": lambda x: ComplexPair(x.real, -x.imag),
     "copy_": _copy,
     "div": _divide,
-    "exp": _exp,
+    "exp": lambda x: polar(torch.exp(x.real), x.imag),
     "imag": lambda x: x.imag,
     "is_complex": lambda x: True,
     "is_floating_point": lambda x: False,
     "mul": _multiply,
     "pad": _pad,
-    "polar": _polar,
+    "polar": polar,
     "pow": _power,
     "radd": _add,
     "rdiv": lambda a, b: _divide(ComplexPair(*parts_of(b)), a),

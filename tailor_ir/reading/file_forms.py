@@ -89,11 +89,26 @@ class Builder:
     def finish(self, node: gs.Node, *results: gs.Tensor) -> None:
         """Redirect readers of the node to the results."""
         for target, result in zip(list(node.outputs), results, strict=False):
-            for reader in list(target.outputs):
-                reader.inputs = [result if operand is target else operand for operand in reader.inputs]
-            self.graph.outputs = [result if output is target else output for output in self.graph.outputs]
+            redirect(self.graph, target, result)
         node.inputs.clear()
         node.outputs.clear()
+
+
+def redirect(graph: gs.Graph, target: gs.Tensor, source: gs.Tensor) -> None:
+    """Let all readers of a tensor read another one."""
+    for reader in list(target.outputs):
+        reader.inputs = [source if operand is target else operand for operand in reader.inputs]
+    graph.outputs = [source if output is target else output for output in graph.outputs]
+
+
+def has_fixed_shape(tensor: gs.Tensor) -> bool:
+    """Whether all sizes of a tensor are known."""
+    return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
+
+
+def place_of(node: gs.Node) -> str:
+    """A node as refusals name it."""
+    return f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
 
 
 def write_out(graph: gs.Graph) -> None:
@@ -213,8 +228,9 @@ def _stft(graph: gs.Graph, node: gs.Node) -> None:
     samples, whole = signal.shape[:2]
     given = [x for x in (steps, lengths) if not x.is_empty()]
     if any(not isinstance(x, gs.Constant) for x in given) or prod(signal.shape) != samples * whole:
-        where = f"operator 'STFT' at '{node.name or node.outputs[0].name}'"
-        raise ImportFailed(f"{where}: computed lengths, or complex signals; allowed: real signals, stored lengths")
+        raise ImportFailed(
+            f"{place_of(node)}: computed lengths, or complex signals; allowed: real signals, stored lengths"
+        )
     b = Builder(graph, node)
     step = int(steps.values)
     length = int(lengths.values) if isinstance(lengths, gs.Constant) else window.shape[0]

@@ -7,7 +7,6 @@ Find the batch axis of each input of an ONNX file, and sizes for its open dimens
 Detect BatchNorms that an exporter folded into preceding layers: they can be neither trained nor recalibrated.
 """
 
-import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from torch import nn
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import NO_BATCH
 from tailor_ir.reading.inputs import ExampleInputs
-from tailor_ir.reading.trace import TRACE_BATCH
+from tailor_ir.reading.trace import TRACE_BATCH, copied
 
 OTHERS = {TensorProto.FLOAT16: "float16", TensorProto.DOUBLE: "float64", TensorProto.BFLOAT16: "bfloat16"}
 """Floating-point types that are read as float32, with torch's names."""
@@ -128,9 +127,7 @@ def float_remark(kinds: str) -> str:
 
 def float32_copy(module: nn.Module, examples: ExampleInputs) -> tuple[nn.Module, ExampleInputs] | None:
     """A float32 copy of a module and its examples; None if the code of the module fixes another type."""
-    computed = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    held = {id(value): value.detach().clone() for value in computed if not value.is_leaf}
-    same = copy.deepcopy(module, held).float().eval()
+    same = copied(module).float().eval()
     plain = replace(examples, tensors=tuple(map(as_float32, examples.tensors)))
     try:
         with torch.no_grad():

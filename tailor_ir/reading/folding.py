@@ -11,7 +11,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tailor_ir.dims import FACTORS, FILTERED, size_by_factor
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import ImportFailed, first_line
+from tailor_ir.reading.file_forms import has_fixed_shape, place_of
 from tailor_ir.reading.indexing import read_block, write_block
 
 EVALUATED_AT = {
@@ -197,10 +198,6 @@ def _repeats_for_samples(node: gs.Node, samples: int) -> bool:
     return before == 1 and int(target[0]) == samples
 
 
-def has_fixed_shape(tensor: gs.Tensor) -> bool:
-    return tensor.shape is not None and all(isinstance(d, int) for d in tensor.shape)
-
-
 def _depth_first(graph: gs.Graph) -> list[gs.Node]:
     """Nodes in depth-first order: each follows the nodes that it alone needs, so that large constants are short-lived."""
     ordered: list[gs.Node] = []
@@ -317,9 +314,9 @@ def _evaluate(node: gs.Node, opset: int) -> list[np.ndarray]:
         with np.errstate(all="ignore"):  # numbers that are masked later may overflow
             found = [np.asarray(value) for value in evaluator.run(None, given)]
     except Exception as error:  # the evaluator raises several types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
-        raise ImportFailed(f"{where}: its constant result cannot be computed ({reason}); store the result") from error
+        raise ImportFailed(
+            f"{place_of(node)}: its constant result cannot be computed ({first_line(error)}); store the result"
+        ) from error
     # parts of larger arrays are copied, so that the arrays are freed
     return [value.copy() if value.base is not None and value.base.nbytes > value.nbytes else value for value in found]
 

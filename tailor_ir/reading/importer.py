@@ -17,17 +17,9 @@ import torch
 from tailor_ir.errors import ImportFailed
 from tailor_ir.graph import Attribute, Graph, Node, Tensors
 from tailor_ir.reading.batches import OTHER_BATCH, follow_fixed_batch, follow_samples, may_hold_samples
-from tailor_ir.reading.file_forms import inline_defined, write_out
+from tailor_ir.reading.file_forms import has_fixed_shape, inline_defined, place_of, redirect, write_out
 from tailor_ir.reading.files import InputLayout, layouts_of, leaves_batch_open, pin_squeezes
-from tailor_ir.reading.folding import (
-    cleaned,
-    constants_to_tensors,
-    detach_weights,
-    fold,
-    has_fixed_shape,
-    is_detached,
-    restore,
-)
+from tailor_ir.reading.folding import cleaned, constants_to_tensors, detach_weights, fold, is_detached, restore
 from tailor_ir.reading.normal_forms import (
     drop_default_states,
     drop_idle,
@@ -121,9 +113,7 @@ def _split(graph: gs.Graph, value: gs.Tensor, axis: int, pieces: list[list[gs.No
     for nodes in pieces:
         first, *equal = (node.outputs[0] for node in nodes)
         for other in equal:
-            for reader in list(other.outputs):
-                reader.inputs = [first if operand is other else operand for operand in reader.inputs]
-            graph.outputs = [first if output is other else output for output in graph.outputs]
+            redirect(graph, other, first)
         results.append(first)
         for node in nodes:
             node.inputs.clear()
@@ -266,7 +256,7 @@ def _note_tensor(
         tensors[tensor.name] = value
         shapes[tensor.name] = tuple(value.shape)
         return
-    if tensor.shape is None or not all(isinstance(d, int) for d in tensor.shape):
+    if not has_fixed_shape(tensor):
         if op in DATA_DEPENDENT:
             raise ImportFailed(
                 f"operator '{op}' at '{node_name}': how much it gives depends on the values that it reads; allowed: "
@@ -285,7 +275,7 @@ def _statistics(nodes: list[Node], tensors: Tensors) -> tuple[str, ...]:
     for name, node in found.items():
         if name not in tensors:
             raise ImportFailed(
-                f"operator '{node.op}' at '{node.name}': its statistics '{name}' are computed; allowed: stored ones; fold "
+                f"{node.place}: its statistics '{name}' are computed; allowed: stored ones; fold "
                 "what computes them before exporting"
             )
     return tuple(found)
@@ -367,8 +357,9 @@ def _refuse_control_flow(graph: gs.Graph) -> None:
     """ImportFailed: the graph has control flow. Folding has already resolved branches that depend on shapes alone."""
     for node in graph.nodes:
         if node.op in CONTROL_FLOW:
-            where = f"operator '{node.op}' at '{node.name or node.outputs[0].name}'"
-            raise ImportFailed(f"{where}: control flow; allowed: feed-forward networks; trace it with fixed branches")
+            raise ImportFailed(
+                f"{place_of(node)}: control flow; allowed: feed-forward networks; trace it with fixed branches"
+            )
 
 
 def _fix_inputs(graph: gs.Graph, layout: InputLayout) -> None:

@@ -11,10 +11,9 @@ from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from numpy.typing import DTypeLike
 
 from tailor_ir.dims import from_begin
-from tailor_ir.reading.file_forms import Builder
+from tailor_ir.reading.file_forms import Builder, has_fixed_shape
 
 WrittenPlaces = tuple[np.ndarray, ...]
 """Positions along each axis; all their combinations are written."""
@@ -35,44 +34,24 @@ def write_block(graph: gs.Graph, node: gs.Node) -> bool:
     """
     data, positions, value = node.inputs
     reduction = str(node.attrs.get("reduction", "none"))
-    if not isinstance(positions, gs.Constant) or not all(map(is_known, (data, value))) or reduction not in JOINS:
+    if not isinstance(positions, gs.Constant) or not all(map(has_fixed_shape, (data, value))) or reduction not in JOINS:
         return False
     found = _write(node, positions.values, JOINS[reduction])
     if found is None:
         return False
-    result = node.outputs[0]
-    node.inputs.clear()
-    node.outputs.clear()
-    written = found.build(_Builder(graph, node.name or result.name, data.dtype))
-    for reader in list(result.outputs):
-        reader.inputs = [written if operand is result else operand for operand in reader.inputs]
-    graph.outputs = [written if output is result else output for output in graph.outputs]
+    builder = _Builder(graph, node)
+    builder.finish(node, found.build(builder))
     return True
 
 
-def is_known(tensor: gs.Tensor) -> bool:
-    return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
+class _Builder(Builder):
+    """Adds nodes that take tensors apart and join parts."""
 
-
-class _Builder:
-    """Adds nodes whose results have known shapes."""
-
-    def __init__(self, graph: gs.Graph, name: str, dtype: object) -> None:
-        self.graph, self.name, self.dtype, self.count = graph, name, dtype, 0
-
-    def add(self, op: str, inputs: Sequence[gs.Tensor], shape: Sequence[int], **attributes: object) -> gs.Tensor:
-        self.count += 1
-        name = f"{self.name}/{self.count}"
-        output = gs.Variable(name, self.dtype, list(shape))
-        self.graph.nodes.append(gs.Node(op, name, attributes, list(inputs), [output]))
-        return output
-
-    def numbers(self, values: int | Sequence[int] | np.ndarray, dtype: DTypeLike = np.int64) -> gs.Constant:
-        self.count += 1
-        return gs.Constant(f"{self.name}/{self.count}", np.asarray(values, dtype))
+    def numbers(self, values: int | Sequence[int] | np.ndarray, dtype: object = np.int64) -> gs.Constant:
+        return self.constant(values, dtype)
 
     def reshape(self, x: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
-        return x if tuple(x.shape) == tuple(shape) else self.add("Reshape", [x, self.numbers(shape)], shape)
+        return x if tuple(x.shape) == tuple(shape) else super().reshape(x, shape)
 
     def join(self, parts: Sequence[gs.Tensor], axis: int) -> gs.Tensor:
         """Concatenate the parts along an axis, without empty ones."""
@@ -271,7 +250,7 @@ def _samples_axis(x: gs.Tensor) -> int:
         return 0
     producer = x.inputs[0]
     source = next((i for i in producer.inputs if isinstance(i, gs.Variable)), None)
-    if source is None or not is_known(source) or not is_known(x):
+    if source is None or not has_fixed_shape(source) or not has_fixed_shape(x):
         return 0
     if producer.op == "Transpose":
         order = producer.attrs.get("perm", range(len(x.shape))[::-1])
@@ -320,7 +299,7 @@ def read_block(graph: gs.Graph, node: gs.Node) -> bool:
     data, positions = node.inputs
     if not isinstance(positions, gs.Constant):
         return _read_by_sample(graph, node)
-    if not positions.values.size or not is_known(data):
+    if not positions.values.size or not has_fixed_shape(data):
         return False
     shape, index = tuple(data.shape), positions.values
     shared = int(node.attrs.get("batch_dims", 0))  # leading axes that data and positions share
@@ -373,7 +352,7 @@ def _beside_counts(positions: gs.Tensor, data: gs.Tensor) -> gs.Tensor | None:
         producer is None
         or producer.op != "Concat"
         or len(producer.inputs) != 2
-        or not all(map(is_known, (*producer.inputs, data)))
+        or not all(map(has_fixed_shape, (*producer.inputs, data)))
     ):
         return None
     counts, places = producer.inputs

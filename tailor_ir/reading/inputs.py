@@ -5,6 +5,7 @@ Wrappers are removed, and lazy layers made; other models are refused with a one-
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import ImportFailed, first_line
 from tailor_ir.graph import NO_BATCH
 
 GivenExample = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
@@ -107,16 +108,24 @@ def _repeated(tensor: torch.Tensor, axis: int, samples: int) -> torch.Tensor:
     return tensor.narrow(axis, 0, 1).repeat_interleave(samples, axis)
 
 
-def _runs(module: nn.Module, examples: ExampleInputs, samples: int) -> bool:
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """While inside, the module is in eval mode; its modes are restored afterwards."""
     modes = [(part, part.training) for part in module.modules()]
+    module.eval()
     try:
-        with torch.no_grad():
-            examples.call(module.eval(), examples.batches(samples))
-    except Exception:  # noqa: BLE001 - what a module refuses, and how, is its own; the next axes are tried
-        return False
+        yield
     finally:
         for part, training in modes:
             part.training = training
+
+
+def _runs(module: nn.Module, examples: ExampleInputs, samples: int) -> bool:
+    try:
+        with evaluated(module), torch.no_grad():
+            examples.call(module, examples.batches(samples))
+    except Exception:  # noqa: BLE001 - what a module refuses, and how, is its own; the next axes are tried
+        return False
     return True
 
 
@@ -296,16 +305,11 @@ def make_lazy_layers(model: nn.Module, examples: ExampleInputs) -> None:
     """Give lazy layers their sizes by a first call with the example. ImportFailed: the call fails."""
     if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return
-    modes = [(part, part.training) for part in model.modules()]
     try:
-        with torch.no_grad():
-            examples.call(model.eval(), examples.batches(1))
+        with evaluated(model), torch.no_grad():
+            examples.call(model, examples.batches(1))
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ImportFailed(
-            f"network '{type(model).__name__}': its lazy layers cannot be made with the example ({reason}); call the network "
-            "once before compiling it"
+            f"network '{type(model).__name__}': its lazy layers cannot be made with the example "
+            f"({first_line(error)}); call the network once before compiling it"
         ) from error
-    finally:
-        for part, training in modes:
-            part.training = training

@@ -9,9 +9,11 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from tailor_ir.dims import from_begin
+from tailor_ir.dims import FACTORS, FILTERED, from_begin
 from tailor_ir.errors import ImportFailed
-from tailor_ir.reading.folding import cleaned, has_fixed_shape
+from tailor_ir.reading import batches
+from tailor_ir.reading.file_forms import has_fixed_shape, place_of, redirect
+from tailor_ir.reading.folding import cleaned
 from tailor_ir.reading.trace import OPSET
 
 # reductions that take their axes as an attribute up to opset 17
@@ -23,10 +25,7 @@ RECURRENT = {"LSTM", "GRU", "RNN"}
 # operators whose first operand has one row per sample
 BY_SAMPLE = {"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}
 # operators that broadcast an operand of one row to all samples
-STRETCHING = {
-    "Add", "And", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or",
-    "Pow", "Sub", "Where",
-}  # fmt: skip
+STRETCHING = batches.STRETCHING | {"Concat"}
 
 
 def resolve_identities(graph: gs.Graph) -> None:
@@ -49,14 +48,12 @@ def gives_output_alone(graph: gs.Graph, node: gs.Node) -> bool:
 def bypass(graph: gs.Graph, node: gs.Node) -> None:
     """Let readers of a node's result read its first input instead."""
     source, target = node.inputs[0], node.outputs[0]
-    for consumer in list(target.outputs):
-        consumer.inputs = [source if tensor is target else tensor for tensor in consumer.inputs]
     if any(tensor is target for tensor in graph.outputs) and isinstance(
         source, gs.Variable
     ):  # outputs need a type and a shape
         source.dtype = target.dtype if source.dtype is None else source.dtype
         source.shape = target.shape if source.shape is None else source.shape
-    graph.outputs = [source if tensor is target else tensor for tensor in graph.outputs]
+    redirect(graph, target, source)
     node.inputs.clear()  # the node must no longer count as a reader of its first input
     node.outputs.clear()
 
@@ -269,39 +266,30 @@ def _normalise_group_norm(node: gs.Node) -> None:
 
 
 def _refuse_dilations(node: gs.Node) -> None:
-    dilations, where = node.attrs.get("dilations", []), f"at '{node.name or node.outputs[0].name}'"
+    dilations = node.attrs.get("dilations", [])
     if set(dilations) - {1}:
         raise ImportFailed(
-            f"operator 'AveragePool' {where}: dilations {dilations}; allowed: 1; write it as a Conv with these dilations, one "
+            f"{place_of(node)}: dilations {dilations}; allowed: 1; write it as a Conv with these dilations, one "
             f"group for each channel, and weights of 1/{prod(node.attrs['kernel_shape'])}"
         )
 
 
 def _normalise_resize(node: gs.Node) -> None:
-    """Write sizes and factors for all axes; forms that opset 17 lacks become the IR's own operator."""
-    before, after = node.inputs[0].shape, node.outputs[0].shape
-    axes = [int(axis) % len(before) for axis in node.attrs.pop("axes", range(len(before)))]
-    for position, neutral in ((2, [1.0] * len(before)), (3, list(before))):
-        given = node.inputs[position] if len(node.inputs) > position else gs.Variable.empty()
-        if isinstance(given, gs.Constant) and given.values.size == len(axes) < len(before):
-            for axis, value in zip(axes, given.values.tolist(), strict=True):
-                neutral[axis] = value
-            node.inputs[position] = gs.Constant(f"{given.name}/all", np.asarray(neutral, given.values.dtype))
+    """Refuse sizes whose ratios were rounded; forms that opset 17 lacks become the IR's own operator."""
     policy = node.attrs.pop("keep_aspect_ratio_policy", "stretch")
-    ratios = {new / old for old, new in zip(before, after, strict=True) if old != new}
     if policy != "stretch":
-        if len(ratios) > 1:
-            raise ImportFailed(
-                f"operator 'Resize' at '{node.name or node.outputs[0].name}': policy '{policy}' with ratios "
-                f"{', '.join(f'{ratio:.3g}' for ratio in sorted(ratios))}; allowed: one ratio, or sizes alone"
-            )
-        node.inputs[3] = gs.Constant(f"{node.outputs[0].name}/sizes", np.asarray(after, np.int64))
+        sizes = zip(node.inputs[0].shape, node.outputs[0].shape, strict=True)
+        ratios = sorted({new / old for old, new in sizes if old != new})
+        raise ImportFailed(
+            f"{place_of(node)}: policy '{policy}' with ratios {', '.join(f'{ratio:.3g}' for ratio in ratios)}; allowed: one "
+            "ratio, or sizes alone"
+        )
     symmetric = node.attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric"
     if node.attrs.get("antialias", 0) or symmetric:
-        node.op = "FilteredResize"
+        node.op = FILTERED
         given = node.inputs[2] if len(node.inputs) > 2 else gs.Variable.empty()
         factors = given.values.tolist() if isinstance(given, gs.Constant) else []
-        node.attrs["factors"] = [float(factor) for factor in factors]
+        node.attrs[FACTORS] = [float(factor) for factor in factors]
         node.inputs = [node.inputs[0]]
     else:
         node.attrs.pop("antialias", None)

@@ -13,7 +13,7 @@ import onnx
 import torch
 from torch import nn
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import ImportFailed, first_line
 from tailor_ir.reading.value_reads import PACKAGES, TORCH_FOLDER, shown_line
 
 OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
@@ -113,7 +113,7 @@ def unknown_operator(op: str, name: str, known: Collection[str]) -> ImportFailed
 def export_refusal(model: nn.Module, error: Exception, opset: int) -> str:
     """Error line for a network that torch's exporter refuses: the operator, its module and line, and a remedy."""
     network, modules = type(model).__name__, [name for name, _ in model.named_modules()]
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     node = next((found for f in frames if isinstance(found := f.f_locals.get("node"), torch._C.Node)), None)
     if node is None:

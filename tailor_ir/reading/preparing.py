@@ -17,7 +17,8 @@ import torch
 from onnx_graphsurgeon.logger import G_LOGGER
 from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import ImportFailed, first_line
+from tailor_ir.reading.file_forms import place_of
 from tailor_ir.reading.files import OTHERS, float_remark, read_as_float32
 from tailor_ir.reading.trace import OPSET
 
@@ -96,8 +97,8 @@ def _is_stored(tensor: gs.Tensor) -> bool:
 def _refuse_integers(node: gs.Node, rounded: set[int]) -> None:
     if node.op not in (PAIR[1], *MOVING) and any(id(operand) in rounded for operand in node.inputs):
         raise ImportFailed(
-            f"operator '{node.op}' at '{node.name or node.outputs[0].name}': the network is quantised, and computes with "
-            "integers here; allowed: fp32, and QuantizeLinear beside DequantizeLinear; give the network before quantisation"
+            f"{place_of(node)}: the network is quantised, and computes with integers here; allowed: fp32, and "
+            "QuantizeLinear beside DequantizeLinear; give the network before quantisation"
         )
 
 
@@ -151,7 +152,7 @@ def _scaled(node: gs.Node) -> Iterator[gs.Node]:
     name, result = node.outputs[0].name, node.outputs[0]
     axis, rank = int(node.attrs.get("axis", 1)), len(x.shape or ())
     if not all(isinstance(each, gs.Constant) for each in (scale, *zero)):
-        raise ImportFailed(f"operator '{node.op}' at '{node.name or name}': its scale is computed; allowed: constants")
+        raise ImportFailed(f"{place_of(node)}: its scale is computed; allowed: constants")
 
     def along(values: np.ndarray) -> np.ndarray:
         return values.reshape(-1, *(1,) * (rank - 1 - axis % rank)) if values.size > 1 else values.reshape(())
@@ -247,8 +248,7 @@ def imported(model: onnx.ModelProto) -> gs.Graph:
     try:
         return gs.import_onnx(model)
     except Exception as error:  # graphsurgeon raises several types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ImportFailed(f"network: its graph cannot be read ({reason}); export it again") from error
+        raise ImportFailed(f"network: its graph cannot be read ({first_line(error)}); export it again") from error
 
 
 def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -292,9 +292,8 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         inlined = onnx.inliner.inline_local_functions(model)
     except Exception as error:  # C++ exceptions come as several Python types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ImportFailed(
-            f"network: its functions cannot be inlined ({reason}); export it without functions"
+            f"network: its functions cannot be inlined ({first_line(error)}); export it without functions"
         ) from error
     assert isinstance(inlined, onnx.ModelProto)
     return inlined

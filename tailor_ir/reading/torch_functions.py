@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tailor_ir.errors import ImportFailed
-from tailor_ir.reading.complex_pairs import ComplexPair, apply_to_pairs, has_pair, name_of
+from tailor_ir.reading.complex_pairs import ComplexPair, apply_to_pairs, has_pair, name_of, polar
 
 Dims = int | Sequence[int] | None
 
@@ -83,58 +83,33 @@ def _axes(x: Any, sizes: Dims, dims: Dims, default: Sequence[int]) -> list[tuple
     return [(axis % x.dim(), None if size in (None, -1) else size) for axis, size in zip(dims, wanted, strict=True)]
 
 
-def _complex_transform(inverse: bool, several: Sequence[int] | None, single: bool) -> Callable[..., Any]:
-    """fft, ifft and their forms for several axes."""
+def _transform(
+    inverse: bool, real: bool, several: Sequence[int] | None = None, single: bool = False
+) -> Callable[..., Any]:
+    """fft, ifft, rfft, irfft (single), and their forms for several axes.
+
+    A real signal's last axis is transformed first, to one side; an inverse transforms it last, from one side.
+    """
 
     def transform(
         input: Any, n: Any = None, dim: Any = -1 if single else None, norm: str | None = None, **named: Any
     ) -> Any:
         axes = [(dim % input.dim(), n)] if single else _axes(input, named.get("s", n), dim, several)  # type: ignore[arg-type]
+        if real and inverse and not isinstance(input, ComplexPair):
+            input = ComplexPair(input, torch.zeros_like(input))
         points = 1
-        for axis, size in axes:
+        last = axes.pop() if real and inverse else None
+        for number, (axis, size) in enumerate(reversed(axes) if real and not inverse else axes):
             input = _resized(input, axis, size)
             points *= int(input.shape[axis])
-            input = _transformed(input, axis, inverse=inverse)
+            input = _transformed(input, axis, inverse=inverse, onesided=real and not inverse and number == 0)
+        if last is not None:
+            axis, size = last
+            length = 2 * (int(input.shape[axis]) - 1) if size is None else int(size)
+            input = _resized(input, axis, length // 2 + 1)
+            input = _transformed(input, axis, inverse=True, onesided=True, length=length)
+            points *= length
         return _scaled(input, points, norm, inverse)
-
-    return transform
-
-
-def _real_transform(several: Sequence[int] | None, single: bool) -> Callable[..., Any]:
-    """rfft and its forms for several axes: the last is transformed first, to one side."""
-
-    def transform(
-        input: Any, n: Any = None, dim: Any = -1 if single else None, norm: str | None = None, **named: Any
-    ) -> Any:
-        axes = [(dim % input.dim(), n)] if single else _axes(input, named.get("s", n), dim, several)  # type: ignore[arg-type]
-        points = 1
-        for number, (axis, size) in enumerate(reversed(axes)):
-            input = _resized(input, axis, size)
-            points *= int(input.shape[axis])
-            input = _transformed(input, axis, onesided=number == 0)
-        return _scaled(input, points, norm, False)
-
-    return transform
-
-
-def _inverse_real_transform(several: Sequence[int] | None, single: bool) -> Callable[..., Any]:
-    """irfft and its forms for several axes: the last is transformed last, from one side."""
-
-    def transform(
-        input: Any, n: Any = None, dim: Any = -1 if single else None, norm: str | None = None, **named: Any
-    ) -> Any:
-        axes = [(dim % input.dim(), n)] if single else _axes(input, named.get("s", n), dim, several)  # type: ignore[arg-type]
-        input = input if isinstance(input, ComplexPair) else ComplexPair(input, torch.zeros_like(input))
-        points = 1
-        for axis, size in axes[:-1]:
-            input = _resized(input, axis, size)
-            points *= int(input.shape[axis])
-            input = _transformed(input, axis, inverse=True)
-        axis, size = axes[-1]
-        length = 2 * (int(input.shape[axis]) - 1) if size is None else int(size)
-        input = _resized(input, axis, length // 2 + 1)
-        result = _transformed(input, axis, inverse=True, onesided=True, length=length)
-        return _scaled(result, points * length, norm, True)
 
     return transform
 
@@ -326,18 +301,18 @@ def _frequencies(function: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    torch.fft.fft: _complex_transform(False, None, True),
-    torch.fft.ifft: _complex_transform(True, None, True),
-    torch.fft.fft2: _complex_transform(False, (-2, -1), False),
-    torch.fft.ifft2: _complex_transform(True, (-2, -1), False),
-    torch.fft.fftn: _complex_transform(False, None, False),
-    torch.fft.ifftn: _complex_transform(True, None, False),
-    torch.fft.rfft: _real_transform(None, True),
-    torch.fft.rfft2: _real_transform((-2, -1), False),
-    torch.fft.rfftn: _real_transform(None, False),
-    torch.fft.irfft: _inverse_real_transform(None, True),
-    torch.fft.irfft2: _inverse_real_transform((-2, -1), False),
-    torch.fft.irfftn: _inverse_real_transform(None, False),
+    torch.fft.fft: _transform(False, False, single=True),
+    torch.fft.ifft: _transform(True, False, single=True),
+    torch.fft.fft2: _transform(False, False, (-2, -1)),
+    torch.fft.ifft2: _transform(True, False, (-2, -1)),
+    torch.fft.fftn: _transform(False, False),
+    torch.fft.ifftn: _transform(True, False),
+    torch.fft.rfft: _transform(False, True, single=True),
+    torch.fft.rfft2: _transform(False, True, (-2, -1)),
+    torch.fft.rfftn: _transform(False, True),
+    torch.fft.irfft: _transform(True, True, single=True),
+    torch.fft.irfft2: _transform(True, True, (-2, -1)),
+    torch.fft.irfftn: _transform(True, True),
     torch.fft.fftshift: _shifted(1),
     torch.fft.ifftshift: _shifted(-1),
     torch.stft: _stft,
@@ -345,7 +320,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.istft: _istft,
     torch.Tensor.istft: _istft,
     torch.complex: ComplexPair,
-    torch.polar: lambda size, angle: ComplexPair(size * torch.cos(angle), size * torch.sin(angle)),
+    torch.polar: polar,
     torch.view_as_complex: _as_complex,
     F.embedding_bag: _embedding_bag,
     F.max_unpool1d: _max_unpool(1),

@@ -23,7 +23,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from torch import nn
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.errors import ImportFailed, first_line
 from tailor_ir.graph import Tensors
 from tailor_ir.reading.inputs import ExampleInputs
 from tailor_ir.reading.places import export_refusal
@@ -62,7 +62,7 @@ def _exported(
     model: nn.Module, examples: ExampleInputs, samples: int, kept: frozenset[str]
 ) -> tuple[onnx.ModelProto, frozenset[str]]:
     """ONNX model of a copy with distinct values (except the `kept` tensors), and the names of tensors that Python read."""
-    probe = _copy(model).eval()
+    probe = copied(model).eval()
     pairs = complex_as_pairs(probe)
     for part in probe.modules():
         inner = part._modules.get("_orig_mod")
@@ -116,7 +116,7 @@ def _quiet_exporter() -> Iterator[None]:
         torch._C._jit_set_onnx_log_enabled(printed)
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
     """A copy of a module whose attributes may be computed tensors, as with torch.nn.utils.weight_norm.
 
     Empty containers, such as the dozen that each module has for hooks, are copied first, since `deepcopy` is slow with them.
@@ -297,9 +297,8 @@ def _inline_external_data(model: onnx.ModelProto, path: Path) -> None:
         try:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         except Exception as error:  # the reader raises file errors and those of its own checks
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ImportFailed(
-                f"{where}, which cannot be read ({reason}); copy it again, or save the model as one file"
+                f"{where}, which cannot be read ({first_line(error)}); copy it again, or save the model as one file"
             ) from error
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]

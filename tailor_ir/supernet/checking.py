@@ -28,14 +28,13 @@ from tailor_ir.reading.comparison import (
     Batches,
     PlacesOfValues,
     difference_of_answers,
-    evaluated,
     exceeds,
     recorded_answer,
     shaped_like,
     tolerance_of,
 )
 from tailor_ir.reading.file_forms import inline_defined
-from tailor_ir.reading.inputs import ExampleInputs
+from tailor_ir.reading.inputs import ExampleInputs, evaluated
 from tailor_ir.reading.trace import plain_attention, plain_transformers, uncompiled
 from tailor_ir.reading.value_reads import tensors_in
 from tailor_ir.spaces.selectors import Config

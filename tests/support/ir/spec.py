@@ -17,7 +17,7 @@ import pytest
 from tailor_ir.graph import Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS
 from tailor_ir.reading import importer
-from tailor_ir.reading.folding import has_fixed_shape
+from tailor_ir.reading.file_forms import has_fixed_shape
 from tailor_ir.reading.trace import OPSET
 from tailor_ir.rewriting import passes
 from tailor_ir.supernet import compiling, opening, reading
