@@ -7,8 +7,9 @@ import numpy as np
 
 from tailor_ir import axes as ax
 from tailor_ir.graph import Graph, Node
-from tailor_ir.operators.features import FeatureStep, OperatorFeature, Shape
+from tailor_ir.operators.features import Shape
 from tailor_ir.ops.kernels import KERNEL_TRANSFORM
+from tailor_ir.ops.macs import macs_of
 from tailor_ir.spaces.selectors import VariableInfo
 from tailor_ir.spaces.space import Structure
 
@@ -50,7 +51,6 @@ class Describer:
         self._data = self.graph.data_values()
         used = {axis for axes in self.axis_map.axes.values() for axis in axes}
         self.elements = tuple(dict.fromkeys(leaf for axis in used for leaf in elements_of(axis)))
-        self._macs: dict[tuple[object, ...], int] = {}
 
     def summary(self, codes: np.ndarray) -> SubnetSummary:
         """Sizes, shapes and costs under one row of choice indices."""
@@ -63,29 +63,9 @@ class Describer:
             own = [name for name in dict.fromkeys(node.inputs) if name in self._parameters and name not in counted]
             counted.update(own)
             parameters = sum(int(np.prod(shapes[name], dtype=np.int64)) for name in own)
-            costs[node.name] = NodeCost(parameters, self._macs_of(node, shapes))
+            computed = not self._data.isdisjoint(node.outputs)
+            costs[node.name] = NodeCost(parameters, macs_of([node], shapes) if computed else 0)
         return SubnetSummary(subnet.sizes, shapes, costs)
-
-    def _macs_of(self, node: Node, shapes: Mapping[str, Shape]) -> int:
-        """MACs of a node, as `OperatorFeature` counts them; 0 for nodes that do not depend on the network's input."""
-        if not any(name in self._data for name in node.outputs):
-            return 0
-        inputs, outputs = tuple(shapes[n] for n in node.inputs), tuple(shapes[n] for n in node.outputs)
-        key = (node.op, node.attributes, inputs, outputs)
-        if key not in self._macs:
-            local = tuple(f"in{i}" if name else "" for i, name in enumerate(node.inputs))
-            results = tuple(f"t{i}" for i in range(len(outputs)))
-            step = FeatureStep(op=node.op, inputs=local, outputs=results, attributes=node.attributes)
-            self._macs[key] = OperatorFeature(
-                steps=(step,),
-                input_shapes=inputs,
-                parameter_shapes=(),
-                constants=(),
-                output_shapes=outputs,
-                outputs=results,
-                step_shapes=outputs[:1],
-            ).macs
-        return self._macs[key]
 
     def variables(self) -> Iterator[VariableInfo]:
         """One record for each variable, in the order of the space."""

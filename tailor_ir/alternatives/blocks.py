@@ -14,8 +14,8 @@ import torch
 
 from tailor_ir.alternatives.layers import dense_layers, layer_of
 from tailor_ir.alternatives.least_squares import regression
-from tailor_ir.alternatives.site import Site, changes_axes, parameters_of
-from tailor_ir.alternatives.sketch import AlternativeKind, Kept, NotHere, Rewrite, Sketch
+from tailor_ir.alternatives.site import Kept, Site, changes_axes, parameters_of
+from tailor_ir.alternatives.sketch import AlternativeKind, NotHere, Rewrite, Sketch
 from tailor_ir.axes import Channels, surviving
 from tailor_ir.graph import Node
 from tailor_ir.spaces.draft import kept_elements
@@ -46,11 +46,15 @@ def _largest(site: Site) -> Block:
 def _windowed(sketch: Sketch, blocks: list[Block]) -> str:
     """The entry, average-pooled with the windows by which the blocks change the resolution."""
     network, x = sketch.network, sketch.site.entry
+
+    def shapes_of(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return network.shape(node.inputs[0])[2:], network.shape(node.outputs[0])[2:]
+
     for number, block in enumerate(blocks):
         before, after = (network.shape(name)[2:] for name in (block.entry, block.exit))
         if before == after:
             continue
-        strided = [node for node in block.nodes if node.op == "Conv" and _shrinks(sketch, node, before, after)]
+        strided = [node for node in block.nodes if node.op == "Conv" and shapes_of(node) == (before, after)]
         if len(network.shape(block.entry)) != 4 or not strided:
             raise NotHere("the positions change otherwise than by the stride of a convolution")
         window = max(strided, key=lambda node: network.shape(node.inputs[1])[2:])
@@ -63,11 +67,6 @@ def _windowed(sketch: Sketch, blocks: list[Block]) -> str:
         shape = (*sketch.shape(x)[:2], *after)
         x = sketch.node(f"window.{number}", "AveragePool", (x,), shape, attributes)
     return x
-
-
-def _shrinks(sketch: Sketch, node: Node, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    shapes = (sketch.network.shape(node.inputs[0])[2:], sketch.network.shape(node.outputs[0])[2:])
-    return shapes == (before, after)
 
 
 def _read_by(sketch: Sketch, template: Block, x: str) -> tuple[str, dict[str, Rewrite]]:

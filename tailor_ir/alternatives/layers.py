@@ -1,13 +1,13 @@
 """Functions shared by the kinds that replace the layers of a block one by one, each layer by several cheaper ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from tailor_ir.alternatives.least_squares import ReplacedLayer, norm_factors
-from tailor_ir.alternatives.site import Site
-from tailor_ir.alternatives.sketch import Kept, NotHere, Rewrite, Sketch
+from tailor_ir.alternatives.site import Kept, Site
+from tailor_ir.alternatives.sketch import NotHere, Rewrite, Sketch
 from tailor_ir.axes import surviving
 from tailor_ir.graph import Node
 
@@ -48,7 +48,7 @@ def _rewrite(replace: Replace, kept: Kept) -> Rewrite:
     def write(sketch: Sketch, node: Node, x: str) -> str:
         bias = None
         if len(node.inputs) > 2 and node.inputs[2]:
-            bias = sketch.parameter(node.inputs[2], ordered(sketch.site, node.inputs[2], kept))
+            bias = sketch.parameter(node.inputs[2], sketch.network.cut(node.inputs[2], kept))
         return replace(sketch, layer_of(sketch, node, kept), x, bias)
 
     return write
@@ -70,29 +70,12 @@ def _layer(sketch: Sketch, node: Node) -> ReplacedLayer:
     weight, moments = sketch.network.tensors[node.inputs[1]], sketch.moments.get(node.name)
     if moments is None:
         return ReplacedLayer(node=node, weight=weight)
-    norms = _norms_behind(sketch.site, node)
-    metric, gain = moments.metric(centred=bool(norms)), _gain(sketch, norms)
+    readers = sketch.network.consumers.get(node.outputs[0], ())
+    # the mean of results makes no difference if BatchNorms alone read them
+    norms = readers if all(other.op == "BatchNormalization" for other in readers) else ()
+    metric = moments.metric(centred=bool(norms))
+    gain = norm_factors(norms[0], sketch.network.tensors).abs() if len(norms) == 1 else None
     return ReplacedLayer(node=node, weight=weight, metric=metric, gain=gain, nonnegative=moments.nonnegative)
-
-
-def _norms_behind(site: Site, node: Node) -> Sequence[Node]:
-    """The BatchNorms behind a layer, if nothing else reads its result, so that its mean makes no difference; else none."""
-    readers = site.network.consumers.get(node.outputs[0], ())
-    return readers if all(other.op == "BatchNormalization" for other in readers) else ()
-
-
-def _gain(sketch: Sketch, norms: Sequence[Node]) -> torch.Tensor | None:
-    """The factor (O,) by which the only BatchNorm behind a layer multiplies its results."""
-    return norm_factors(norms[0], sketch.network.tensors).abs() if len(norms) == 1 else None
-
-
-def ordered(site: Site, name: str, kept: Kept) -> torch.Tensor:
-    """A tensor with the channels of some groups in another order."""
-    tensor = site.network.tensors[name]
-    for dim, axis in enumerate(site.network.axes(name)):
-        if axis.groups & kept.keys():
-            tensor = tensor.index_select(dim, torch.from_numpy(surviving(axis, kept)))
-    return tensor
 
 
 def rounded(channels: float, full: int) -> int:

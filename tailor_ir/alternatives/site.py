@@ -5,10 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from tailor_ir.axes import Axis, Channels, groups_of
+import numpy as np
+import torch
+
+from tailor_ir.axes import Axis, Channels, groups_of, surviving
 from tailor_ir.graph import Graph, Node, Tensors
+from tailor_ir.ops.macs import MACS
 from tailor_ir.structure.propagation import AxisMap
 from tailor_ir.structure.regions import Block, BlockGroups, groups_inside
+
+Kept = Mapping[int, np.ndarray]
+"""Channel group -> the original channels that a copy keeps, in its order."""
+COUNTED = ("Conv", "ConvTranspose", "Linear", "MatMul")
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,14 @@ class GivenNetwork:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a value or tensor in the largest SubNet."""
         return self.graph.shapes[name]
+
+    def cut(self, name: str, kept: Kept) -> torch.Tensor:
+        """A tensor with the kept channels of some groups alone, in their new order."""
+        tensor = self.tensors[name]
+        for dim, axis in enumerate(self.axes(name)):
+            if axis.groups & kept.keys():
+                tensor = tensor.index_select(dim, torch.from_numpy(surviving(axis, kept)))
+        return tensor
 
     @cached_property
     def producers(self) -> dict[str, Node]:
@@ -116,19 +132,5 @@ def parameters_of(network: GivenNetwork, nodes: Sequence[Node]) -> int:
 
 
 def macs_of(nodes: Sequence[Node], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Multiply-accumulates for one sample of the layers with weights and of matrix products among nodes."""
-    return sum(_macs(node, shapes) for node in nodes)
-
-
-def _macs(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    match node.op:
-        case "Conv":
-            return prod(shapes[node.outputs[0]]) * prod(shapes[node.inputs[1]][1:])
-        case "ConvTranspose":
-            return prod(shapes[node.inputs[0]]) * prod(shapes[node.inputs[1]][1:])
-        case "Linear":
-            return prod(shapes[node.outputs[0]]) * shapes[node.inputs[1]][-1]
-        case "MatMul":
-            return prod(shapes[node.outputs[0]]) * shapes[node.inputs[0]][-1]
-        case _:
-            return 0
+    """Multiply-accumulates of the layers with weights and of matrix products among nodes."""
+    return sum(MACS[node.op](node, shapes) for node in nodes if node.op in COUNTED)

@@ -7,14 +7,12 @@ import numpy as np
 import torch
 
 from tailor_ir.alternatives.least_squares import PatchMoments, ReplacedLayer
-from tailor_ir.alternatives.site import GivenNetwork, Site
-from tailor_ir.axes import Sizes, surviving
+from tailor_ir.alternatives.site import GivenNetwork, Kept, Site
+from tailor_ir.axes import Sizes
 from tailor_ir.graph import Alternative, Attribute, Graph, Node, Tensors
 from tailor_ir.ops import OPERATORS
 from tailor_ir.structure.propagation import AxisMap
 
-Kept = Mapping[int, np.ndarray]
-"""Channel group -> the original channels that a copy keeps, in its order."""
 Rewrite = Callable[["Sketch", Node, str], str | None]
 """Writes a replacement for a node that reads a value of the sketch, and returns its result; None: the node is copied."""
 
@@ -250,26 +248,17 @@ class _Copy:
         graph = network.graph
         if name not in graph.initializers:
             raise NotHere(f"it reads '{name}', which lies outside of the block")
-        tensor = self._cut(name)
+        tensor = network.cut(name, self.kept)
+        tensors = self.sketch.statistics if name in graph.statistics else self.sketch.parameters
         if name in graph.constants:
             if tensor is network.tensors[name]:
                 return name
-            return self._keep(name, tensor, self.sketch.constants)
-        return self._keep(name, tensor, self.sketch.statistics if name in graph.statistics else self.sketch.parameters)
-
-    def _keep(self, name: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:
+            tensors = self.sketch.constants
         copied = self.sketch.name_of(name)
         tensors[copied] = tensor.clone()
         self.sketch.shapes[copied] = tuple(tensor.shape)
         self.values[name] = copied
         return copied
-
-    def _cut(self, name: str) -> torch.Tensor:
-        tensor = self.sketch.network.tensors[name]
-        for dim, axis in enumerate(self.axis_map.axes[name]):
-            if axis.groups & self.kept.keys():
-                tensor = tensor.index_select(dim, torch.from_numpy(surviving(axis, self.kept)))
-        return tensor
 
 
 def joined(

@@ -95,15 +95,16 @@ def find_answer(graph: Graph) -> ClassAnswer:
             more = [name for name in node.inputs if name in data and name not in seen]
             waiting += more
             seen.update(more)
-    return ClassAnswer(value=value, classes=shapes[0][1], shares=_shares(value, producers))
+    return ClassAnswer(value=value, classes=shapes[0][1], shares=_numbers(value, producers)[1])
 
 
-def _shares(value: str, producers: dict[str, Node]) -> tuple[Node, ...]:
+def _numbers(value: str, producers: Mapping[str, Node]) -> tuple[str, tuple[Node, ...]]:
+    """The numbers for classes from which an answer's shares are computed, and the functions that do so, in order."""
     found: list[Node] = []
     while producers[value].op in SHARES:
         found.insert(0, producers[value])
         value = producers[value].inputs[0]
-    return tuple(found)
+    return value, tuple(found)
 
 
 PASSES = 2
@@ -154,8 +155,8 @@ def fit_exits(
 def _fit_linear_layers(elastic: Elastic, branches: Branches, batches: Iterator[torch.Tensor]) -> None:
     graph = elastic.structure.graph
     producers = graph.producers()
-    target = _before_shares(graph.outputs[0], producers)
-    layers = {branch.choice: producers[_before_shares(branch.producer, producers)] for branch in branches.branches}
+    target = _numbers(graph.outputs[0], producers)[0]
+    layers = {branch.choice: producers[_numbers(branch.producer, producers)[0]] for branch in branches.branches}
     read: dict[str, list[torch.Tensor]] = {choice: [] for choice in layers}
     wanted: list[torch.Tensor] = []
     for x in batches:
@@ -167,13 +168,6 @@ def _fit_linear_layers(elastic: Elastic, branches: Branches, batches: Iterator[t
         weight, bias = ridge(torch.cat(read[choice]), torch.cat(wanted))
         elastic.tensor(layer.inputs[1]).copy_(weight)
         elastic.tensor(layer.inputs[2]).copy_(bias)
-
-
-def _before_shares(value: str, producers: Mapping[str, Node]) -> str:
-    """The numbers for classes from which the shares are computed; a linear layer gives them."""
-    while producers[value].op in SHARES:
-        value = producers[value].inputs[0]
-    return value
 
 
 def ridge(x_NF: torch.Tensor, y_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,8 +216,8 @@ def _write_convolution(head: Head) -> str:
     if len(sketch.shape(x)) != 4:
         return _write_light(head)
     if _positions(sketch, x) == (1, 2):
-        shape = sketch.shape(x)
-        x = sketch.node("channels_first", "Transpose", (x,), _ordered(shape), {"perm": CHANNELS_LAST})
+        shape = tuple(sketch.shape(x)[at] for at in CHANNELS_LAST)
+        x = sketch.node("channels_first", "Transpose", (x,), shape, {"perm": CHANNELS_LAST})
     x = _convolved(head, x)
     x = sketch.node("relu", "Relu", (x,), sketch.shape(x))
     return _linear(head, _pooled(sketch, x, (2, 3)))
@@ -249,10 +243,6 @@ def _positions(sketch: Sketch, x: str) -> tuple[int, ...]:
 def _is_channels(axis: Axis) -> bool:
     """Whether an axis has elastic channels and no positions."""
     return bool(axis.groups) and not axis.spatial
-
-
-def _ordered(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(shape[at] for at in CHANNELS_LAST)
 
 
 def _convolved(head: Head, x: str) -> str:

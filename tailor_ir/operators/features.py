@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tailor_ir.graph import Attribute
+from tailor_ir.graph import Attribute, Node
+from tailor_ir.ops.macs import macs_of
 from tailor_ir.subnets.onnx_export import emit, to_onnx
 
 Shape = tuple[int, ...]
@@ -91,8 +92,11 @@ class OperatorFeature:
     @property
     def macs(self) -> int:
         """Multiply-accumulates of convolutions, matrix products and recurrent layers."""
-        shapes = self._shapes()
-        return sum(MACS[step.op](step, shapes) for step in self.steps if step.op in MACS)
+        nodes = (
+            Node(name="", op=step.op, inputs=step.inputs, outputs=step.outputs, attributes=step.attributes)
+            for step in self.steps
+        )
+        return macs_of(nodes, self._shapes())
 
     @property
     def parameters(self) -> int:
@@ -157,67 +161,6 @@ class OperatorFeature:
             step_shapes=shapes("step_shapes"),
             element_types=tuple(sorted(data.get("element_types", {}).items())),
         )
-
-
-ShapesByValue = Mapping[str, Shape]
-
-
-def _convolution_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    return prod(shapes[step.outputs[0]]) * prod(shapes[step.inputs[1]][1:])
-
-
-def _transposed_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    return prod(shapes[step.inputs[0]]) * prod(shapes[step.inputs[1]][1:])
-
-
-def _product_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    return prod(shapes[step.outputs[0]]) * shapes[step.inputs[0]][-1]
-
-
-def _general_product_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    rows, columns = shapes[step.inputs[0]]
-    return prod(shapes[step.outputs[0]]) * (rows if dict(step.attributes).get("transA", 0) else columns)
-
-
-def _einsum_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    """MACs of an einsum: one for each combination of the letters' values; an ellipsis stands for the result's leading axes."""
-    equation = str(dict(step.attributes)["equation"]).replace(" ", "")
-    sizes: dict[str, int] = {}
-    hidden = 1
-    for letters, name in zip(equation.partition("->")[0].split(","), step.inputs, strict=True):
-        shape = shapes[name]
-        before, dots, after = letters.partition("...")
-        if dots:
-            hidden = max(hidden, prod(shape[len(before) : len(shape) - len(after)]))
-        ends = (*zip(before, shape, strict=False), *zip(reversed(after), reversed(shape), strict=False))
-        for letter, size in ends:
-            sizes[letter] = max(size, sizes.get(letter, 1))
-    return hidden * prod(sizes.values())
-
-
-def _transform_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    before, after = shapes[step.inputs[0]], shapes[step.outputs[0]]
-    return prod(after) * before[int(dict(step.attributes)["axis"])] * before[-1]  # type: ignore[arg-type]
-
-
-def _recurrent_macs(step: FeatureStep, shapes: ShapesByValue) -> int:
-    steps, samples, _ = shapes[step.inputs[0]]
-    return steps * samples * (prod(shapes[step.inputs[1]]) + prod(shapes[step.inputs[2]]))
-
-
-MACS: dict[str, Callable[[FeatureStep, ShapesByValue], int]] = {
-    "Conv": _convolution_macs,
-    "ConvTranspose": _transposed_macs,
-    "DFT": _transform_macs,
-    "DeformConv": _convolution_macs,
-    "Einsum": _einsum_macs,
-    "GRU": _recurrent_macs,
-    "Gemm": _general_product_macs,
-    "LSTM": _recurrent_macs,
-    "Linear": _product_macs,
-    "MatMul": _product_macs,
-    "RNN": _recurrent_macs,
-}
 
 
 class _ModelBuilder:
