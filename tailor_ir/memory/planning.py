@@ -30,7 +30,7 @@ from tailor_ir.memory.steps import (
     LAST,
     PADDED,
     Drafts,
-    OpenStep,
+    Step,
     Steps,
     blocked_conv,
     blocked_pool,
@@ -43,13 +43,13 @@ from tailor_ir.spaces.presence import DerivedColumns, Selection, find_needs
 from tailor_ir.spaces.space import Structure
 
 
-def ordered(drafts: Drafts) -> list[OpenStep]:
+def ordered(drafts: Drafts) -> list[Step]:
     """Steps depth first from the outputs. Among several inputs, the one with the last position comes first."""
     read = {source for draft in drafts.steps for source in _read_by(drafts, draft)}
     leaves = [draft for draft in drafts.steps if read.isdisjoint(draft.writes)]
     stack = [(draft, False) for draft in sorted(leaves, key=lambda d: d.position)]
     seen: set[int] = set()
-    ordered: list[OpenStep] = []
+    ordered: list[Step] = []
     while stack:
         draft, done = stack.pop()
         if done:
@@ -62,7 +62,7 @@ def ordered(drafts: Drafts) -> list[OpenStep]:
     return ordered
 
 
-def _read_by(drafts: Drafts, draft: OpenStep) -> list[str]:
+def _read_by(drafts: Drafts, draft: Step) -> list[str]:
     """The values that a step reads, and their other producers in some SubNets."""
     return [source for name in draft.reads for source in (name, *(other for other, _ in drafts.sources.all_of(name)))]
 
@@ -105,7 +105,7 @@ def _residual(drafts: Drafts, inputs: Sequence[str], name: str) -> str | None:
     return other if other != name and alike and drafts.same_axes(other, name) else None
 
 
-def _merge(drafts: Drafts, before: OpenStep, node: Node, inputs: Sequence[str], name: str, position: int) -> None:
+def _merge(drafts: Drafts, before: Step, node: Node, inputs: Sequence[str], name: str, position: int) -> None:
     if node.op == "Add":
         other = _residual(drafts, inputs, name)
         assert other is not None
@@ -152,7 +152,7 @@ def scales_product(drafts: Drafts, node: Node, inputs: Sequence[str]) -> bool:
 CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
-def move_channels(drafts: Drafts, node: Node, draft: OpenStep) -> None:
+def move_channels(drafts: Drafts, node: Node, draft: Step) -> None:
     """Keep the channels last if all operands have them last; else transpose the operands that do."""
     (name,) = node.outputs
     operands = [i for i in draft.reads if drafts.axes[i] == drafts.axes[name]]
@@ -164,7 +164,7 @@ def move_channels(drafts: Drafts, node: Node, draft: OpenStep) -> None:
         new = f"{operand}/first"
         if new not in drafts.layouts:
             drafts.typed_like[new], drafts.new_axes[new] = operand, drafts.axes[operand]
-            drafts.enter(OpenStep(draft.position - 0.5, None, [operand], (new,)), "plain")
+            drafts.enter(Step(draft.position - 0.5, None, [operand], (new,)), "plain")
         draft.reads[draft.reads.index(operand)] = new
 
 
@@ -187,7 +187,7 @@ def is_view(drafts: Drafts, node: Node) -> bool:
     return order == (*rest, last, before) and all(user.op == "MatMul" for user in users)
 
 
-def transpose_results(drafts: Drafts, node: Node, draft: OpenStep) -> None:
+def transpose_results(drafts: Drafts, node: Node, draft: Step) -> None:
     """Transpose each result of a Split or Squeeze separately, unless its only reader is a transpose."""
     order = drafts.transposed[node.inputs[0]]
     if node.op == "Split":
@@ -196,7 +196,7 @@ def transpose_results(drafts: Drafts, node: Node, draft: OpenStep) -> None:
             part = f"{name}/split"
             drafts.layouts[part], drafts.typed_like[part], drafts.by_output[part] = "plain", name, draft
             drafts.new_axes[part] = tuple(drafts.axes[name][order.index(axis)] for axis in range(len(order)))
-            drafts.enter(OpenStep(draft.position, draft.unit, [part], (name,), view=_waits(drafts, name)), "plain")
+            drafts.enter(Step(draft.position, draft.unit, [part], (name,), view=_waits(drafts, name)), "plain")
             if _waits(drafts, name):
                 drafts.transposed[name] = order
     elif _waits(drafts, node.outputs[0]):
@@ -226,14 +226,14 @@ def add_relayouts(drafts: Drafts) -> None:
 def _relayout(drafts: Drafts, name: str, wanted: Layout, position: float) -> str:
     new = f"{name}/{wanted}"
     if new not in drafts.layouts:
-        drafts.enter(OpenStep(position, None, [name], (new,), relayout=True), wanted)
+        drafts.enter(Step(position, None, [name], (new,), relayout=True), wanted)
         moved = [u.outputs[0] for u in drafts.consumers.get(name, ()) if u.op == "Transpose" and is_view(drafts, u)]
         drafts.typed_like[new] = name
         drafts.new_axes[new] = drafts.axes[moved[0] if moved and wanted == "plain" else name]
     return new
 
 
-def _made_at(drafts: Drafts, name: str, reader: OpenStep) -> float:
+def _made_at(drafts: Drafts, name: str, reader: Step) -> float:
     """The position of a change of layout: into blocks directly before the reader, out of blocks after all other steps."""
     if drafts.layouts[name] in ("plain", "rows"):
         return reader.position - 0.5
@@ -277,11 +277,10 @@ def _plan(drafts: Drafts, selections: Sequence[Selection], columns: DerivedColum
             draft.position = 2 * LAST + position
     found = ordered(drafts)
     needs = find_needs([(draft.reads, draft.writes) for draft in found], drafts.graph.outputs, selections, columns)
-    steps = tuple(draft.closed(present) for draft, present in zip(found, needs.steps, strict=True))
     axes = {name: drafts.new_axes.get(name) or drafts.axes[name] for name in drafts.layouts}
     typed_like = {name: drafts.typed_like.get(name, name) for name in drafts.layouts}
     return Steps(
-        steps=steps,
+        steps=tuple(zip(found, needs.steps, strict=True)),
         layouts=drafts.layouts,
         axes=axes,
         typed_like=typed_like,
@@ -292,9 +291,7 @@ def _plan(drafts: Drafts, selections: Sequence[Selection], columns: DerivedColum
 
 
 def _add(drafts: Drafts, node: Node, inputs: tuple[str, ...], position: int) -> None:
-    draft = OpenStep(
-        position, drafts.unit_of[node.name], list(dict.fromkeys(inputs)), tuple(filter(None, node.outputs))
-    )
+    draft = Step(position, drafts.unit_of[node.name], list(dict.fromkeys(inputs)), tuple(filter(None, node.outputs)))
     layout: Layout = "plain"
     if node.op == "Conv" and node.inputs[1] not in drafts.data:
         draft.norms, draft.activations = True, FUSED_INTO_CONV
@@ -330,12 +327,12 @@ def _add(drafts: Drafts, node: Node, inputs: tuple[str, ...], position: int) -> 
         transpose_results(drafts, node, draft)
 
 
-def _add_inner(drafts: Drafts, node: Node, draft: OpenStep, layout: Layout) -> None:
+def _add_inner(drafts: Drafts, node: Node, draft: Step, layout: Layout) -> None:
     """Add one step of an operator that the runtime executes as several; the next step reads its result, too."""
     (name,) = node.outputs
     inner = f"{name}/inner {layout}"
     drafts.typed_like[inner], drafts.new_axes[inner] = name, drafts.axes[name]
-    drafts.enter(OpenStep(draft.position - 0.5, draft.unit, draft.reads[-1:], (inner,)), layout)
+    drafts.enter(Step(draft.position - 0.5, draft.unit, draft.reads[-1:], (inner,)), layout)
     draft.reads.append(inner)
 
 
@@ -349,7 +346,7 @@ def _copies_patches(drafts: Drafts, node: Node) -> bool:
     return not direct
 
 
-def _add_patches(drafts: Drafts, node: Node, draft: OpenStep) -> None:
+def _add_patches(drafts: Drafts, node: Node, draft: Step) -> None:
     name = f"{node.outputs[0]}/patches"
     drafts.typed_like[name], drafts.groups[name] = node.outputs[0], node.int("group", 1)
     drafts.new_axes[name] = (*drafts.axes[node.inputs[1]], *drafts.axes[node.outputs[0]][2:])

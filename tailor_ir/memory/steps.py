@@ -13,47 +13,16 @@ from tailor_ir.graph import Graph, Node
 from tailor_ir.memory.layouts import Layout, Rules, in_blocks, read_as
 from tailor_ir.spaces.presence import Presence, Producers
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeStep:
-    """One step, and the SubNets that run it.
-
-    in_place: operands whose memory the result may reuse, the preferred one first. view: the result shares the operand's memory.
-    relayout: the step changes the layout; it is a view in SubNets whose operand already has that layout.
-    """
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    present: Presence
-    in_place: tuple[str, ...] = ()
-    view: bool = False
-    relayout: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """All steps of all SubNets in order; layout, axes and element type of every value that they read or write.
-
-    typed_like: value -> the value of the network with the same element type. groups: patches of a convolution -> its groups.
-    deciding: value -> the axis that decides on blocks instead of its own (layout "read"). derived: derived columns of extended
-    codes: the space's, then further ones.
-    """
-
-    steps: tuple[RuntimeStep, ...]
-    layouts: Mapping[str, Layout]
-    axes: Mapping[str, tuple[Axis, ...]]
-    typed_like: Mapping[str, str]
-    groups: Mapping[str, int]
-    deciding: Mapping[str, Axis]
-    derived: tuple[Derived, ...] = ()
-
-
 LAST = 1e6  # after all other positions
 
 
 @dataclass(slots=True)
-class OpenStep:
-    """A step that may still absorb nodes."""
+class Step:
+    """One step, which may still absorb nodes while steps are planned.
+
+    in_place: operands whose memory the result may reuse, the preferred one first. view: the result shares the operand's memory.
+    relayout: the step changes the layout; it is a view in SubNets whose operand already has that layout.
+    """
 
     position: float  # of its last node
     unit: Hashable  # `Structure.unit_of`; nodes of other units are not absorbed
@@ -68,16 +37,23 @@ class OpenStep:
     late: bool = False  # whether it absorbed an addition outside of blocks; the runtime executes such steps last
     activations: frozenset[str] = frozenset()  # or one of these
 
-    def closed(self, present: Presence) -> RuntimeStep:
-        """The executable step, for the SubNets that have it."""
-        return RuntimeStep(
-            reads=tuple(self.reads),
-            writes=self.writes,
-            present=present,
-            in_place=self.in_place,
-            view=self.view,
-            relayout=self.relayout,
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """All steps in order, each with the SubNets that run it; layout, axes and element type of every value of theirs.
+
+    typed_like: value -> the value of the network with the same element type. groups: patches of a convolution -> its groups.
+    deciding: value -> the axis that decides on blocks instead of its own (layout "read"). derived: derived columns of extended
+    codes: the space's, then further ones.
+    """
+
+    steps: tuple[tuple[Step, Presence], ...]
+    layouts: Mapping[str, Layout]
+    axes: Mapping[str, tuple[Axis, ...]]
+    typed_like: Mapping[str, str]
+    groups: Mapping[str, int]
+    deciding: Mapping[str, Axis]
+    derived: tuple[Derived, ...] = ()
 
 
 @dataclass(slots=True)
@@ -99,8 +75,8 @@ class Drafts:
     data: frozenset[str] = field(init=False)
     producers: Mapping[str, Node] = field(init=False)
     consumers: Mapping[str, Sequence[Node]] = field(init=False)
-    steps: list[OpenStep] = field(default_factory=list)
-    by_output: dict[str, OpenStep] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    by_output: dict[str, Step] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(init=False)
     new_axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     typed_like: dict[str, str] = field(default_factory=dict)
@@ -115,7 +91,7 @@ class Drafts:
         self.producers = self.graph.producers()
         self.layouts = dict.fromkeys(self.graph.inputs, "plain")
 
-    def enter(self, draft: OpenStep, layout: Layout) -> None:
+    def enter(self, draft: Step, layout: Layout) -> None:
         self.steps.append(draft)
         for name in draft.writes:
             self.by_output[name] = draft

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
 from operator import and_
-from typing import Protocol
 
 import numpy as np
 
@@ -103,9 +102,9 @@ def memory_terms(structure: Structure, element_bytes: Mapping[str, int], rules: 
                 in_place=tuple(number[name] for name in step.in_place),
                 view=step.view,
                 relayout=step.relayout,
-                present=step.present,
+                present=present,
             )
-            for step in steps.steps
+            for step, present in steps.steps
         ),
         sources={
             number[each.value]: tuple((number[name], where) for name, where in sources.all_of(each.value))
@@ -214,14 +213,6 @@ def _covers(other: tuple[frozenset[int], list[Table], Values | None], columns: f
     return bool((spread(tuple(sorted(columns)), values, tuple(sorted(above))) <= larger).all())
 
 
-class _Waiting(Protocol):
-    """The values that wait while a step runs."""
-
-    def during(self, at: int) -> Iterator[int]:
-        """Values that are made before a step, and read later by a step that runs wherever this one does."""
-        ...
-
-
 class _InOneOrder:
     """Waiting values of steps that run in the given order."""
 
@@ -269,7 +260,7 @@ class _InAnyOrder:
 class _Moments:
     terms: MemoryTerms
     cardinalities: tuple[int, ...]
-    waiting: _Waiting
+    waiting: "_InOneOrder | _InAnyOrder"
     writer: dict[int, StepTerm] = field(default_factory=dict)
     lies: dict[int, frozenset[int]] = field(default_factory=dict)
 

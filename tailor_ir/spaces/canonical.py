@@ -10,7 +10,7 @@ Intelligence 113, 1999). The number can exceed the machine's integers: it is com
 reconstructed from the remainders.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 from math import isqrt, prod
@@ -247,7 +247,7 @@ LARGEST_PRIME = 2**31 - 1  # products of two remainders are below 2^63
 
 def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], derived: Sequence[Derived] = ()) -> int:
     """The number of canonical codes. cardinalities: of the variables. derived: the columns after them."""
-    primes = _primes_beyond(prod(cardinalities))
+    primes = _primes(prod(cardinalities).bit_length() // 30 + 1)  # their product exceeds the number of codes
     follows = [_follows(len(cardinalities) + number, one) for number, one in enumerate(derived)]
     factors: list[Factor] = [(columns, values[None]) for columns, values in (*map(_canonical, rules), *follows)]
     cardinalities = (*cardinalities, *[2] * len(derived))
@@ -266,22 +266,11 @@ def count(cardinalities: Sequence[int], rules: Sequence[CanonicalChoices], deriv
     return alone * _from_remainders(remainders.tolist(), primes)
 
 
-def _primes_beyond(number: int) -> tuple[int, ...]:
-    """Some of the largest primes below 2^31, whose product exceeds a number; each of them is above 2^30."""
-    return _primes(number.bit_length() // 30 + 1)
-
-
 @cache
 def _primes(count: int) -> tuple[int, ...]:
-    """The largest primes below 2^31, in descending order."""
-    return tuple(islice(_descending(), count))
-
-
-def _descending() -> Iterator[int]:
+    """The largest primes below 2^31, in descending order; each of the first ones is above 2^30."""
     divisors = np.arange(3, isqrt(LARGEST_PRIME) + 1, 2)
-    for number in range(LARGEST_PRIME, 2, -2):
-        if (number % divisors).all():
-            yield number
+    return tuple(islice((one for one in range(LARGEST_PRIME, 2, -2) if (one % divisors).all()), count))
 
 
 def _from_remainders(remainders: Sequence[int], primes: Sequence[int]) -> int:

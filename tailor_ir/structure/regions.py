@@ -367,15 +367,9 @@ def _pair_alternating(blocks: list[Block]) -> list[Block]:
     """Join alternating attention and FFN blocks into Transformer blocks."""
     result: list[Block] = []
     for block in blocks:
-        if (
-            result
-            and result[-1].kind == "Attention"
-            and block.kind == "FFN"
-            and result[-1].skippable
-            and block.skippable
-        ):
-            last = result[-1]
-            merged = Block(
+        last = result[-1] if result else None
+        if last and last.kind == "Attention" and block.kind == "FFN" and last.skippable and block.skippable:
+            result[-1] = Block(
                 nodes=last.nodes + block.nodes,
                 entry=last.entry,
                 exit=block.exit,
@@ -383,7 +377,6 @@ def _pair_alternating(blocks: list[Block]) -> list[Block]:
                 skippable=True,
                 kind="Transformer",
             )
-            result[-1] = merged
         else:
             result.append(block)
     return result

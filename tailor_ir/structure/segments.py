@@ -4,7 +4,7 @@ A *cut value* is on every path from input to output; a *segment* is the part bet
 Residual blocks lie inside larger regions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tailor_ir.graph import Graph, Node
@@ -239,15 +239,23 @@ def _segment(nodes: tuple[Node, ...], entry: str, exit_value: str, graph: Graph,
     return Block(nodes=nodes, entry=entry, exit=exit_value, residual=residual, skippable=residual and same)
 
 
-def _absorb_activations(segments: list[Block]) -> list[Block]:
+def _absorb(segments: Sequence[Block], joins: Callable[[int], bool]) -> list[Block]:
+    """The segments, some of which are joined to the segment before them. joins: by position; false for the first."""
     result: list[Block] = []
-    for segment in segments:
-        if result and len(segment.nodes) == 1 and segment.nodes[0].op in ACTIVATIONS:
-            last = result[-1]
-            result[-1] = replace(last, nodes=last.nodes + segment.nodes, exit=segment.exit)
+    for index, segment in enumerate(segments):
+        if joins(index):
+            result[-1] = replace(result[-1], nodes=result[-1].nodes + segment.nodes, exit=segment.exit)
         else:
             result.append(segment)
     return result
+
+
+def _absorb_activations(segments: list[Block]) -> list[Block]:
+    def follows(index: int) -> bool:
+        nodes = segments[index].nodes
+        return index > 0 and len(nodes) == 1 and nodes[0].op in ACTIVATIONS
+
+    return _absorb(segments, follows)
 
 
 def _absorb_norms(segments: list[Block]) -> list[Block]:
@@ -257,16 +265,8 @@ def _absorb_norms(segments: list[Block]) -> list[Block]:
         nodes = segments[index].nodes
         return index > 0 and segments[index - 1].residual and len(nodes) == 1 and nodes[0].op in NORMS
 
-    after = [i for i in range(len(segments)) if follows(i)]
-    if 2 * len(after) <= sum(segment.residual for segment in segments):
-        return segments
-    result: list[Block] = []
-    for index, segment in enumerate(segments):
-        if index in after:
-            result[-1] = replace(result[-1], nodes=result[-1].nodes + segment.nodes, exit=segment.exit)
-        else:
-            result.append(segment)
-    return result
+    count = sum(map(follows, range(len(segments))))
+    return segments if 2 * count <= sum(segment.residual for segment in segments) else _absorb(segments, follows)
 
 
 def depthwise(node: Node, axis_map: AxisMap) -> bool:
