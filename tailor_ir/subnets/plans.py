@@ -246,17 +246,37 @@ def _nearest(stored: int, wanted: int, device: torch.device) -> torch.Tensor:
 
 
 def importance(graph: Graph, tensors: Tensors, axis_map: AxisMap, group: int) -> np.ndarray:
-    """L1 norm of all weights (two dimensions or more) that involve each channel of a group."""
-    score = np.zeros(axis_map.groups[group])
+    """L1 norm of all weights (two dimensions or more) that involve each channel of a group, by their size in the export.
+
+    A BatchNorm behind a layer cancels the scale of the layer's weights and has its own, so these are scaled as folding
+    would: the order of channels is the same whether norms are folded, never were, or are put back.
+    """
+    score, folding = np.zeros(axis_map.groups[group]), folding_factors(graph, tensors)
     for name in graph.parameters:
         axes = axis_map.axes.get(name, ())
-        if len(axes) < 2:
+        dims = [dim for dim, axis in enumerate(axes) if isinstance(axis, ax.Channels) and axis.group == group]
+        if len(axes) < 2 or not dims:
             continue
-        for dim, axis in enumerate(axes):
-            if isinstance(axis, ax.Channels) and axis.group == group:
-                others = [d for d in range(len(axes)) if d != dim]
-                score += tensors[name].abs().double().sum(others).numpy()
+        weight = tensors[name].double()
+        if name in folding:
+            weight = weight * folding[name].reshape(-1, *(1,) * (weight.ndim - 1))
+        for dim in dims:
+            score += weight.abs().sum([d for d in range(len(axes)) if d != dim]).numpy()
     return score
+
+
+def folding_factors(graph: Graph, tensors: Tensors) -> Tensors:
+    """The factor (O,) of each result channel by which a BatchNorm scales the weight of the layer before it, by the weight.
+
+    For a weight of several layers the last one's norm counts.
+    """
+    producers, found = graph.producers(), {}
+    for norm in graph.nodes:
+        before = producers.get(norm.inputs[0]) if norm.op == "BatchNormalization" else None
+        if before is not None and graph.norms_results(before, norm) and tensors.keys() >= {*norm.inputs[1:5]}:
+            scale, variance = (tensors[norm.inputs[position]].double() for position in (1, 4))
+            found[before.inputs[1]] = scale / (variance + norm.float("epsilon", 1e-5)).sqrt()
+    return found
 
 
 def sort_channels(graph: Graph, tensors: Tensors, axis_map: AxisMap, groups: Sequence[int]) -> Tensors:

@@ -1,6 +1,7 @@
 """BatchNorms that an exporter folded into convolutions are put back: nothing changes, and SubNets are recalibrated."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 import tailor_ir
 from tailor_ir.rewriting.opened_norms import EPSILON, ChannelMoments
+from tailor_ir.subnets.plans import importance
 from tailor_ir.supernet.reading import Batching
 from tests.support.ir.networks import perturb
 
@@ -209,6 +211,30 @@ def test_recalibrated_subnets_answer_as_those_of_the_network_that_was_not_folded
         assert (wanted - found).square().mean() < (0.02 * wanted.std()) ** 2, config
         if config == opened.min_config:
             assert (wanted - left).square().mean() > (0.2 * wanted.std()) ** 2
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+def test_channels_are_as_important_as_in_the_network_that_was_not_folded(make: Make) -> None:
+    model = made(make)
+    example = torch.zeros(1, 3, SIDE, SIDE)
+    opened = tailor_ir.compile(exported(model), example, WIDE, calibration=batches())
+    for module in model.modules():  # a scale of weights that the norm cancels
+        if isinstance(module, nn.Sequential):
+            for layer, norm in pairwise(module):
+                if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and layer.bias is None:
+                    scale = 1 + torch.arange(len(norm.weight)) % 5
+                    layer.weight.data *= scale.reshape(-1, 1, 1, 1)
+                    norm.running_mean *= scale
+                    norm.running_var *= scale**2
+    networks = (tailor_ir.compile(model, example, WIDE), opened, tailor_ir.compile(exported(model), example, WIDE))
+    found = [
+        [importance(s.graph, net.elastic.tensors(), s.axis_map, group) for group in s.axis_map.groups]
+        for net in networks
+        for s in [net.structure]
+    ]
+    for own, *others in zip(*(sorted(each, key=lambda one: one.sum()) for each in found), strict=True):
+        for other in others:
+            np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-5 * own.max())
 
 
 @pytest.mark.parametrize("make", NETWORKS)
