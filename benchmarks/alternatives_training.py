@@ -37,7 +37,8 @@ from rich.table import Table
 import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.profiled import least_p50_ms
-from tasks.base.artifacts import read_json, read_lines, write_json
+from benchmarks.trained import once
+from tasks.base.artifacts import read_json, read_lines
 from tasks.base.schemas.results import WatchedSubNets
 from tasks.data import DataSettings, load_splits
 from tasks.evaluation.models import ModelSettings
@@ -94,11 +95,7 @@ class Work:
 
     def _once(self, name: str, make: Callable[[Path], dict[str, Any]]) -> Path:
         """A folder that `make` fills, unless it has."""
-        folder = self.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "result.json").exists():
-            write_json(folder / "result.json", make(folder))
-        return folder
+        return once(self.folder / name, make)
 
     def _learn(self, folder: Path) -> dict[str, Any]:
         settings = base.Settings(epochs=self.options.base_epochs, learning_rate=0.002, processes=1)

@@ -1,14 +1,16 @@
 """SubNets of .onnx files whose BatchNorms were folded: put back, left folded, and never folded.
 
-    python -m benchmarks.opened_batch_norms [--networks resnet26 …] [--subnets 50] [--work DIR] [--json FILE] [--markdown]
+    python -m benchmarks.opened_batch_norms [--networks resnet26 …] [--subnets 50] [--train EPOCHS]
+                                            [--work DIR] [--json FILE] [--markdown]
 
-Networks learn digits with noise at 32 pixels as `autotailor compile` does it, and are exported as torch does it, which
+Networks learn digits with noise at 32 pixels as stage `base` does it, and are exported as torch does it, which
 folds BatchNorms into convolutions. Three SuperNets of the same weights: *unfolded* is made of the network itself, *opened*
 of the file with training images as stage `compile` gives them, *folded* of the file alone. Nothing is trained: accuracies
 on the test images of the same random SubNets of the proposed space, each with BatchNorm statistics of its own where there
 are any. Channels are in the network's own order, and in the one that stage `compile` chooses. Bar: in the mean over SubNets
-*opened* is within half a point of *unfolded*. Spread: standard deviation of their differences over SubNets. DIR keeps the
-trained networks.
+*opened* is within half a point of *unfolded*. With --train both are then trained alike, as stage `finetune` trains networks
+that come trained, and compared again; bar: 0.3 points. Spread: standard deviation of their differences over SubNets. DIR
+keeps the trained networks.
 """
 
 import argparse
@@ -21,19 +23,20 @@ from typing import TypedDict
 import numpy as np
 import torch
 
+import tailor_ir
 from benchmarks.bars import Terminal
 from benchmarks.ranking import random_subnets
 from benchmarks.tables import show
-from benchmarks.trained import worked
-from flows.config import RunConfig
-from flows.config.compose import compose_config
-from flows.config.validate import validate
+from benchmarks.trained import base_weights, once, settings_of
 from tailor_ir import SuperNet
+from tasks.base.schemas.stored import StageResult
 from tasks.data import DataSettings, load, load_splits
 from tasks.evaluation.models import ModelSettings, create, load_weights
 from tasks.evaluation.models.settings import CompileSettings
 from tasks.evaluation.subnets import EvaluationData, accuracies
+from tasks.training import finetune
 from tasks.training.compile import sort_channels, supernet_of
+from tasks.training.finetune.settings import RangeSettings
 
 COMMON = (
     "data=noisy_digits",
@@ -56,29 +59,26 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     "efficientnet": (*SGD, "model.name=efficientnet_b0", "base.epochs=20"),
 }
 VERSIONS = ("unfolded", "opened", "folded")
-BAR_POINTS = 0.5
+TRAINED = VERSIONS[:2]
+BAR_POINTS, BAR_TRAINED_POINTS = 0.5, 0.3
 SEED = 1
 
 
 class Row(TypedDict):
-    """Accuracies in [0, 1] by version: of the largest SubNet, and means over SubNets. norms: put back, and in the network."""
+    """Accuracies in [0, 1] by version: of the largest SubNet, and means over SubNets. norms: put back, and in the network.
+
+    epochs: of the training of the SuperNets.
+    """
 
     network: str
     is_chosen: bool
+    epochs: int
     subnets: int
     norms: tuple[int, int]
     largest: dict[str, float]
     means: dict[str, float]
     difference_points: float
     spread_points: float
-
-
-def trained(name: str, output: Path) -> tuple[RunConfig, Path]:
-    """The settings of a network, and the file of its trained weights."""
-    overrides = (*COMMON, *NETWORKS[name])
-    config = validate(RunConfig, compose_config("config", list(overrides)))
-    worked("compile", overrides, output)
-    return config, max(output.glob("stages/base/*/weights.safetensors"), key=lambda file: file.stat().st_mtime)
 
 
 def exported(model: ModelSettings, data: DataSettings, weights: Path, file: Path) -> None:
@@ -92,7 +92,8 @@ def exported(model: ModelSettings, data: DataSettings, weights: Path, file: Path
 
 def supernets(name: str, work: Path) -> tuple[dict[str, SuperNet], DataSettings]:
     """The SuperNet of each version, with channels in the network's own order."""
-    config, weights = trained(name, work)
+    config = settings_of((*COMMON, *NETWORKS[name]))
+    weights = base_weights(config, work)
     file = work / "folded.onnx"
     exported(config.model, config.data, weights, file)
     folded = ModelSettings(kind="onnx", name=name, path=file)
@@ -108,17 +109,37 @@ def norms_in(net: SuperNet) -> int:
     return sum(node.op == "BatchNormalization" for node in net.structure.graph.nodes)
 
 
-def measure(name: str, count: int, work: Path) -> list[Row]:
-    """Rows for both orders of channels."""
+def measure(name: str, count: int, epochs: int, work: Path) -> list[Row]:
+    """Rows for both orders of channels, and for trained SuperNets."""
     nets, data = supernets(name, work)
     rows = [row(name, nets, data, count, is_chosen=False)]
     for version, net in nets.items():
         for line in sort_channels(net, data, trained=True):
             print(f"{name}, {version}: {line}")
-    return [*rows, row(name, nets, data, count, is_chosen=True)]
+    rows.append(row(name, nets, data, count, is_chosen=True))
+    if epochs:
+        for version in TRAINED:
+            nets[version] = trained(nets[version], data, epochs, work / version)
+        rows.append(
+            row(name, {version: nets[version] for version in TRAINED}, data, count, is_chosen=True, epochs=epochs)
+        )
+    return rows
 
 
-def row(name: str, nets: Mapping[str, SuperNet], data: DataSettings, count: int, *, is_chosen: bool) -> Row:
+def trained(net: SuperNet, data: DataSettings, epochs: int, work: Path) -> SuperNet:
+    """The SuperNet after the training of stage `finetune` with its defaults for networks that come trained."""
+
+    def run(folder: Path) -> StageResult:
+        net.save(work / "untrained")
+        settings = finetune.Settings(epochs=epochs, processes=1, gentle=True, ranges=RangeSettings(subnets=0))
+        return finetune.run(settings, data, work / "untrained", folder, Terminal())
+
+    return tailor_ir.load(once(work / f"{epochs} epochs", run) / "supernet")
+
+
+def row(
+    name: str, nets: Mapping[str, SuperNet], data: DataSettings, count: int, *, is_chosen: bool, epochs: int = 0
+) -> Row:
     """Accuracies of the largest SubNet and of random ones, of each version."""
     splits = load_splits(data)
     unfolded = nets["unfolded"]
@@ -134,6 +155,7 @@ def row(name: str, nets: Mapping[str, SuperNet], data: DataSettings, count: int,
     return {
         "network": name,
         "is_chosen": is_chosen,
+        "epochs": epochs,
         "subnets": len(points),
         "norms": (norms_in(nets["opened"]), norms_in(unfolded)),
         "largest": {version: float(each[0]) for version, each in shares.items()},
@@ -147,6 +169,7 @@ def _show(rows: Sequence[Row], *, markdown: bool) -> None:
     heads = (
         "network",
         "channels",
+        "epochs",
         "put back",
         *(f"largest, {version} [%]" for version in VERSIONS),
         *(f"mean of SubNets, {version} [%]" for version in VERSIONS),
@@ -157,9 +180,13 @@ def _show(rows: Sequence[Row], *, markdown: bool) -> None:
         (
             each["network"],
             "chosen order" if each["is_chosen"] else "own order",
+            str(each["epochs"]),
             "{} of {}".format(*each["norms"]),
-            *(f"{100 * each['largest'][version]:.1f}" for version in VERSIONS),
-            *(f"{100 * each['means'][version]:.1f}" for version in VERSIONS),
+            *(
+                f"{100 * shares[version]:.1f}" if version in shares else ""
+                for shares in (each["largest"], each["means"])
+                for version in VERSIONS
+            ),
             f"{each['difference_points']:+.2f}",
             f"{each['spread_points']:.2f}",
         )
@@ -172,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--subnets", type=int, default=50)
+    parser.add_argument("--train", type=int, default=0, metavar="EPOCHS", help="of both SuperNets; default: none")
     parser.add_argument("--work", type=Path, metavar="DIR", help="networks; a folder to go on from")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", action="store_true", help="print the table of the README")
@@ -182,11 +210,12 @@ def main() -> None:
         rows = []
         for name in options.networks:
             (work / name).mkdir(parents=True, exist_ok=True)
-            rows += measure(name, options.subnets, work / name)
+            rows += measure(name, options.subnets, options.train, work / name)
     _show(rows, markdown=options.markdown)
     for each in rows:
-        if abs(each["difference_points"]) > BAR_POINTS:
-            print(f"{each['network']}: opened is more than {BAR_POINTS} points from unfolded")
+        bar = BAR_TRAINED_POINTS if each["epochs"] else BAR_POINTS
+        if abs(each["difference_points"]) > bar:
+            print(f"{each['network']}, {each['epochs']} epochs: opened is more than {bar} points from unfolded")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -3,17 +3,20 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from benchmarks.bars import Terminal
 from flows.config import RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
+from tasks.base.artifacts import write_json
 from tasks.data import DataSettings
 from tasks.prediction.settings import Settings as PredictSettings
+from tasks.training import base_network
 
 SMALL_GLYPHS = (
     "data=glyphs",
@@ -43,9 +46,29 @@ def train(overrides: Sequence[str], output: Path, command: Literal["compile", "f
 
     Goes on from what is in `output`.
     """
-    config = validate(RunConfig, compose_config("config", list(overrides)))
+    config = settings_of(overrides)
     stage = worked(command, overrides, output)
     return Trained(Path(stage["folder"]) / "supernet", config.data, config.predict, stage["result"])
+
+
+def once(folder: Path, make: Callable[[Path], Mapping[str, Any]]) -> Path:
+    """A folder that `make` fills, unless it has. `result.json` keeps what it returns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "result.json").exists():
+        write_json(folder / "result.json", make(folder))
+    return folder
+
+
+def base_weights(config: RunConfig, work: Path) -> Path:
+    """The file of the trained weights of the base network, in `work`, as stage `base` writes it; trained once."""
+    settings, model, data = config.base, config.model, config.data
+    folder = once(work / "base", lambda folder: base_network.run(settings, model, data, folder, Terminal()))
+    return folder / base_network.WEIGHTS_FILE
+
+
+def settings_of(overrides: Sequence[str]) -> RunConfig:
+    """The settings of a run with these overrides."""
+    return validate(RunConfig, compose_config("config", list(overrides)))
 
 
 def worked(command: str, overrides: Sequence[str], output: Path) -> dict[str, Any]:
