@@ -40,7 +40,7 @@ from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.training import compile as compilation
 from tasks.training import finetune
 
-SHORT = ("finetune.processes=1", "finetune.ranges.subnets=0", "finetune.epochs=6")
+SHORT = ("finetune.processes=1", "finetune.ranges.subnets=0", "finetune.epochs=6", "finetune.silence_end_s=3600")
 CASES: dict[str, tuple[str, ...]] = {
     "noisy_digits": (*COMMON, *NETWORKS["resnet26"], *SHORT),
     "glyphs": (

@@ -111,7 +111,7 @@ class SuperNet:
         return tuple(self.elastic.tensor(name) for name in matrices_of(self.structure.graph))
 
     def sort_channels(self) -> None:
-        """Sort the channels of every elastic group by falling importance (L1), so that SubNets keep the important ones.
+        """Sort the channels of every elastic group by falling importance, so that SubNets keep the important ones.
 
         The function stays the same up to rounding: channels that an operator reads in their order, as neighbours or by
         position, are not sorted (`structure.axis_map.ordered`). Call it once, before fine-tuning. Source: OFA (ICLR 2020) §3.3.
