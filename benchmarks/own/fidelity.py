@@ -18,7 +18,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from benchmarks.trained import SMALL_GLYPHS, base_weights, once, settings_of
 from flows.config import RunConfig
 from tailor_ir import Config, SuperNet
 from tasks.base.artifacts import digest_of
-from tasks.data import Dataset, DataSettings, load_splits
+from tasks.data import Dataset, DataSettings, Split, load_splits
 from tasks.data.settings import TEACHER_FILE
 from tasks.evaluation.subnets import EvaluationData, accuracies
 from tasks.training import compile as compilation
@@ -108,7 +108,7 @@ def measure(name: str, options: argparse.Namespace, work: Path) -> Row:
     net = nets["labels"]
     subnets = [net.max_config, *random_subnets(net, options.subnets, SEED)]
 
-    def judged(way: str, by: str, split: Literal["validation", "test"]) -> np.ndarray:
+    def judged(way: str, by: str, split: Split) -> np.ndarray:
         """Scores [0, 1] of the SubNets of a way, by labels or fidelity."""
         file = tuned_by[way][0].parent / f"{by}, {split}, {options.images}.jsonl"
         images = seen[way].of(splits[by][split])
@@ -139,7 +139,7 @@ def measure(name: str, options: argparse.Namespace, work: Path) -> Row:
     }
 
 
-def base_score(splits: Mapping[str, Mapping[str, Dataset]], limit: int) -> float:
+def base_score(splits: Mapping[str, Mapping[Split, Dataset]], limit: int) -> float:
     """The share of right answers of the network whose answers are the targets, on the first test samples."""
     (_, y_B), (_, logits_BK) = (next(splits[way]["test"].batches(limit)) for way in WAYS)
     return float((logits_BK.argmax(1) == y_B).double().mean())
