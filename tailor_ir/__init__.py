@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tailor_ir.errors import CheckFailed, ConfigError, ImportFailed, InputError, JoinError, SpaceError, TailorError
     from tailor_ir.exits import PASSES as EXIT_PASSES
     from tailor_ir.exits import ExitParts, FirstExit
+    from tailor_ir.graph import NO_BATCH
     from tailor_ir.operators.features import OperatorFeature, operator_model
     from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
     from tailor_ir.partition import HandedValue, OperatorFlow, PrePartition, SubnetDataflow, find_flows
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tailor_ir.subnets.batch_norms import Statistics
     from tailor_ir.subnets.elastic import Elastic
     from tailor_ir.subnets.segments import BlockSegment, Segment
-    from tailor_ir.supernet import ChannelOrder, Reference, SuperNet, compile, load
+    from tailor_ir.supernet import Batching, ChannelOrder, Reference, SuperNet, batch_axes, compile, load
 else:
     __getattr__ = public_names(__name__, __file__)
 
@@ -35,7 +36,9 @@ __all__ = [
     "EXIT_PASSES",
     "FITTING_PASSES",
     "KINDS",
+    "NO_BATCH",
     "OF_SEVERAL",
+    "Batching",
     "Block",
     "BlockSegment",
     "ChannelOrder",
@@ -70,6 +73,7 @@ __all__ = [
     "TailorError",
     "Variable",
     "asks_for_exits",
+    "batch_axes",
     "choice_text",
     "compile",
     "convert",

@@ -125,6 +125,7 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             "or its steps in other operators"
         )
     x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
+    p.put_together(x[:1], node)
     p.unify(x[2], weight[2], node)
     p.pool.freeze_positions(x[2], f"{node.place}: a weight has one entry for each position")
     p.freeze((weight[0], recurrent[0]), node, "directions")

@@ -62,7 +62,11 @@ class Batching:
     @classmethod
     def of(cls, structure: Structure) -> "Batching":
         """The batch axes of a SuperNet's network."""
-        graph, axes = structure.graph, structure.axis_map.axes
+        return cls.of_graph(structure.graph, structure.axis_map.axes)
+
+    @classmethod
+    def of_graph(cls, graph: Graph, axes: Mapping[str, Sequence[Axis]]) -> "Batching":
+        """The batch axes of a graph whose values have these axes."""
         return cls(
             inputs=tuple(graph.batch_axis(name) for name in graph.inputs),
             outputs=tuple(_batch_of(axes[name]) for name in graph.outputs),
@@ -71,6 +75,15 @@ class Batching:
     def samples(self, given: Batches) -> int:
         """The number of samples of a batch."""
         return next(one.shape[axis] for one, axis in zip(given, self.inputs, strict=True) if axis != NO_BATCH)
+
+
+def batch_axes(model: onnx.ModelProto, example: GivenExample) -> Batching:
+    """The batch axes of an ONNX network's inputs and outputs; an input without an axis, which becomes a constant, is left out.
+
+    ImportFailed as `read_network`.
+    """
+    network = next(read_network(model, example))
+    return Batching.of_graph(network.graph, propagate(network.graph, network.tensors).axes)
 
 
 def _batch_of(axes: Sequence[Axis]) -> int | None:
