@@ -78,12 +78,18 @@ def _scaling_of_input(one: InputPreparation) -> Callable[[AnyArray], AnyArray] |
             return None
         if len(one.shape) == 1:
             return partial(of_length, length=one.size[0])
-        (_, *before), (_, *after) = one.shape, one.size
-        return scaling((before[0], before[1]), (after[0], after[1]), one.size_interpolation)
+        first = 0 if one.has_channels_last else 1
+        before, after = (sizes[first : first + 2] for sizes in (one.shape, one.size))
+        scale = scaling((before[0], before[1]), (after[0], after[1]), one.size_interpolation)
+        return partial(_scaled_with_channels_last, scale) if scale and one.has_channels_last else scale
     if isinstance(one, TextPreparation):
         (length,) = one.size
         return None if length == one.length else partial(of_length, length=length)
     return scaling((one.resolution,) * 2, one.size, one.size_interpolation)
+
+
+def _scaled_with_channels_last(scale: Callable[[AnyArray], AnyArray], x_NHWC: AnyArray) -> AnyArray:
+    return np.ascontiguousarray(scale(x_NHWC.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1))
 
 
 def _scaled_inputs(scales: Mapping[str, Callable[[AnyArray], AnyArray] | None], x_N: AnyArray) -> AnyArray:

@@ -59,9 +59,9 @@ class NumbersPreparation(Message):
 class GivenPreparation(Message):
     """Samples that a network takes as their owner gives them, and how an application makes them: `pictures`, or words.
 
-    shape: of one sample. size: its shape as the SubNet takes it: images (channels, height, width) are scaled by
-    `size_interpolation`, of numbers (T,) in int64 it takes the first ones. layout: the owner's. pictures: the steps from a
-    picture to a sample; None: others, which `described` has in the owner's words.
+    shape: of one sample. size: its shape as the SubNet takes it: images (channels, height, width) or (height, width, channels)
+    are scaled by `size_interpolation`, of numbers (T,) in int64 it takes the first ones. layout: the owner's. pictures: the
+    steps from a picture to a sample; None: others, which `described` has in the owner's words.
     """
 
     layout: Literal["given"] = "given"
@@ -79,9 +79,15 @@ class GivenPreparation(Message):
         """Type and shape, for messages."""
         return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalars'}"
 
+    @property
+    def has_channels_last(self) -> bool:
+        """Whether height and width, which are scaled, are the first axes."""
+        return len(self.shape) == 3 and self.shape[:1] != self.size[:1] and self.shape[2:] == self.size[2:]
+
     @model_validator(mode="after")
     def _is_scaled_alone(self) -> Self:
-        if self.shape[:-2] != self.size[:-2] or (self.shape != self.size and len(self.shape) not in (1, 3)):
+        is_of_channels = self.shape[:-2] == self.size[:-2] or self.has_channels_last
+        if not is_of_channels or (self.shape != self.size and len(self.shape) not in (1, 3)):
             raise ValueError(f"size: {self.size} of samples {self.shape}")
         return self
 

@@ -31,12 +31,15 @@ PixelBox = tuple[int, int, int, int]
 InputsT = TypeVar("InputsT", bound=Inputs)
 INTERPOLATION = "bilinear, antialiased"
 """The interpolation of `resize`."""
+MOST_CHANNELS = 4
+"""Images with at most so many numbers along the last axis may have their channels there."""
 
 
 def resize(x: InputsT, size: Size) -> InputsT:
     """Scale images to (height, width), bilinear with anti-aliasing; cut texts (B, T), or pad them with `PADDING`.
 
-    Among several inputs the images are scaled. Tensors that already have the size are returned unchanged.
+    Images are (B, C, H, W), or (B, H, W, C) with few channels, if height and width then have the ratio of `size`. Among several
+    inputs the images are scaled. Tensors that already have the size are returned unchanged.
     """
     is_single = isinstance(x, torch.Tensor)
     return each(x, lambda one: _resized(one, size) if is_single or one.ndim == 4 else one)
@@ -48,7 +51,17 @@ def _resized(x: torch.Tensor, size: Size) -> torch.Tensor:
         return x
     if len(size) == 1:
         return functional.pad(x, (0, size[0] - x.shape[1]), value=PADDING)  # a negative number cuts
+    if _has_channels_last(tuple(x.shape[1:]), size):
+        return x if tuple(x.shape[1:3]) == tuple(size) else _resized(x.movedim(3, 1), size).movedim(1, 3).contiguous()
     return functional.interpolate(x, size=list(size), mode="bilinear", align_corners=False, antialias=True)
+
+
+def _has_channels_last(shape: tuple[int, ...], size: Size) -> bool:
+    """Whether a size has the ratio of the first two axes of images, rather than of the last two, before few channels."""
+    ratios = [
+        abs(math.log(size[0] * one / (size[1] * other))) for one, other in zip(shape[1:], shape[:-1], strict=True)
+    ]
+    return shape[-1] <= MOST_CHANNELS and ratios[0] < ratios[1]
 
 
 def jitter(x_BCHW: torch.Tensor, draws_BD: np.ndarray) -> torch.Tensor:
