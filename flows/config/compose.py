@@ -28,8 +28,8 @@ WITH_DEVICES = ("config", "retarget", "deploy")
 INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
 NO_CLASSES = "configs never name classes to build; remove it"
 FREE_MAPPINGS = re.compile(
-    r"(model\.options|pretraining\.space|baselines\.files|export\.shared_bundle|runtime_options\.fixed"
-    r"|partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(runtime_options|engine|measure|subnet))[.=]"
+    r"(model\.(options|constants|states)|data\.options|pretraining\.space|baselines\.files|export\.shared_bundle"
+    r"|runtime_options\.fixed|partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(runtime_options|engine|measure|subnet))[.=]"
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # Hydra must not parse *, [ and ]
 Groups = dict[str, list[str]]

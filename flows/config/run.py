@@ -343,15 +343,19 @@ class RunConfig(StreamConfig, CommonConfig, NetworkConfig):
 
     @field_validator("data")
     @classmethod
-    def _pictures_have_the_size_of_the_file(cls, value: DataSettings, info: ValidationInfo) -> DataSettings:
-        """Samples without labels get the shape of the .onnx file's input, unless it is given."""
+    def _samples_are_for_the_file(cls, value: DataSettings, info: ValidationInfo) -> DataSettings:
+        """Samples without labels get what the .onnx file says: the shape, unless it is given, or the inputs of arrays."""
         model = info.data.get("model")
-        if value.kind != "unlabelled" or value.shape is not None or model is None or model.path is None:
+        if value.kind != "unlabelled" or model is None or model.path is None or not model.path.is_file():
             return value
-        if not model.path.is_file() or value.path is None or not (value.path.is_dir() or value.path.suffix == ".txt"):
+        if value.path is None or not value.path.exists():
             return value
-        from tasks.evaluation.models.creation import sizes_of_file  # on demand, because it loads onnx and torch
+        from tasks.evaluation.models.files import given_network, sizes_of_file  # on demand: they load onnx and torch
 
+        if value.path.is_file() and value.path.suffix != ".txt":
+            return value.model_copy(update={"network": given_network(model)})
+        if value.shape is not None:
+            return value
         sizes = sizes_of_file(model.path)
         if not sizes or None in sizes:
             got = "x".join("?" if size is None else str(size) for size in sizes)

@@ -136,6 +136,7 @@ OPTIONS_OF_KINDS = {
     "shape": ("unlabelled",),
     "tokens": ("unlabelled",),
     "labelled": ("unlabelled", "own"),
+    "window": ("unlabelled",),
 }
 """Options of a few kinds."""
 PUBLISHED = ("cifar10", "cifar100", "imagenet")
@@ -224,6 +225,20 @@ input.
 ArgumentName = Annotated[str, Field(pattern=r"^[a-z]\w*$")]
 
 
+class GivenNetwork(BaseModel):
+    """The network in an .onnx file that samples without labels are for, as far as they depend on it; runs set it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Annotated[Path, OutsideKey("the network's own key counts")]
+    inputs: tuple[str, ...]
+    """Names of the inputs without a constant value, in the file's order."""
+    states: dict[str, str]
+    """Inputs whose value is that of an output for the sample before: {INPUT: OUTPUT}."""
+    constants: dict[str, float]
+    """Values of the other inputs."""
+
+
 class DataSettings(BaseModel):
     """The place of the data, their splits, and the size and scale in which networks get them."""
 
@@ -254,6 +269,12 @@ class DataSettings(BaseModel):
     """The order of a trained network's outputs, if it is not that of the data's classes: for each output the number of its
     class, from 0 in the order of the classes' names. Class names, and so cards, then have the network's order.
     """
+    window: int | None = Field(default=None, ge=1)
+    """Number of samples after which the states of a network begin at zeros anew, if samples follow one another (kind
+    unlabelled); null: never.
+    """
+    network: GivenNetwork | None = None
+    """The network that samples without labels are for; runs set it."""
     own_problem: OwnProblem | None = None
     """The problem, if it does not follow from the kind (options of `problem`)."""
     labelled: Annotated[Path | None, OutsideKey("nothing is trained or chosen by it")] = None

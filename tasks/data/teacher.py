@@ -1,6 +1,8 @@
 """A network in an .onnx file that onnxruntime runs, such as the teacher whose answers are the targets of samples."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from adaptive_runtime.samples.inputs import packed, unpacked
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError, shortened
-from tasks.data.settings import TEACHER_FILE
+from tasks.data.settings import TEACHER_FILE, GivenNetwork
 
 
 def carry_teacher(source: Path, target: Path) -> None:
@@ -19,33 +21,98 @@ def carry_teacher(source: Path, target: Path) -> None:
         write_bytes(target / TEACHER_FILE, (source / TEACHER_FILE).read_bytes())
 
 
+def states_of(network: GivenNetwork, samples: Mapping[str, np.ndarray], window: int | None) -> dict[str, np.ndarray]:
+    """The states (N, …) of a network before each of N samples that follow one another, by name.
+
+    They are zeros before the first sample, and anew after each `window` samples; then they are the network's own outputs. Their
+    first axis of size 1 or of an open size is that of samples. UserError: the network cannot run so.
+    """
+    where = f"model file '{network.path}'"
+    session = _session(network.path, where)
+    inputs = {one.name: one for one in session.get_inputs()}
+    zeros = {name: _filled(inputs[name], 0) for name in network.states if name not in samples}
+    constants = {name: _filled(inputs[name], number) for name, number in network.constants.items()}
+    given = {name: one.astype(TYPES[inputs[name].type]) for name, one in samples.items()}
+    outputs = [network.states[name] for name in zeros]
+    found: dict[str, list[np.ndarray]] = {name: [] for name in zeros}
+    states, count = zeros, len(next(iter(samples.values())))
+    for row in range(count):
+        if row % (window or count) == 0:
+            states = zeros
+        for name, state in states.items():
+            found[name].append(_without_samples(state, inputs[name].shape))
+        row_of = {name: one[row : row + 1] for name, one in given.items()}
+        answers = _answers(session, outputs, {**constants, **states, **row_of}, where)
+        states = dict(zip(zeros, answers, strict=True))
+    return {name: np.stack(each) for name, each in found.items()}
+
+
+TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64, "tensor(bool)": np.bool_,
+        **{f"tensor({sign}int{bits})": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    }
+)  # fmt: skip
+"""Types of tensors, as onnxruntime calls them, in numpy."""
+
+
+def _filled(given: Any, number: float) -> np.ndarray:
+    """One sample of an input of onnxruntime, filled with a number."""
+    return np.full([size if isinstance(size, int) else 1 for size in given.shape], number, TYPES[given.type])
+
+
+def _without_samples(state: np.ndarray, sizes: Sequence[Any]) -> np.ndarray:
+    """A state of one sample without the axis of samples. UserError: it has none."""
+    axis = next((axis for axis, size in enumerate(sizes) if size == 1 or not isinstance(size, int)), None)
+    if axis is None:
+        raise UserError("model.states", f"a state of {list(sizes)}", allowed="an axis of samples, open or of size 1")
+    return state.squeeze(axis)
+
+
+def _session(model: Path | bytes, where: str) -> Any:
+    try:
+        return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise UserError(where, f"onnxruntime cannot read it ({shortened(error)})") from error
+
+
+def _answers(
+    session: Any, outputs: Sequence[str] | None, given: Mapping[str, np.ndarray], where: str
+) -> list[np.ndarray]:
+    try:
+        found: list[np.ndarray] = session.run(outputs, given)
+    except Exception as error:
+        raise UserError(where, f"onnxruntime cannot run it ({shortened(error)})") from error
+    return found
+
+
 class OnnxNetwork:
-    """The network of a file. With a fixed batch it runs as often as needed."""
+    """The network of a file. With a fixed batch it runs as often as needed. Inputs are cast to the types of the file."""
 
     def __init__(self, model: Path | bytes) -> None:
         """Open a file or its content. UserError if onnxruntime cannot run it."""
         self._where = f"model file '{model}'" if isinstance(model, Path) else "ONNX model"
-        try:
-            self._session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise UserError(self._where, f"onnxruntime cannot read it ({shortened(error)})") from error
+        self._session = _session(model, self._where)
         given = self._session.get_inputs()
-        self._names = [one.name for one in given]
-        self._batch = given[0].shape[0] if isinstance(given[0].shape[0], int) else None
+        self._types = {one.name: TYPES[one.type] for one in given}
+        self._batch = max((one.shape[0] for one in given if one.shape and isinstance(one.shape[0], int)), default=None)
 
     def __call__(self, *x: torch.Tensor) -> Any:
         """The outputs for all samples, a tuple if there are several; a file with several inputs takes them in order."""
-        samples = packed(dict(zip(self._names, (one.cpu().numpy() for one in x), strict=True)))
+        samples = packed(dict(zip(self._types, (one.cpu().numpy() for one in x), strict=True)))
         size = self._batch or len(samples)
         padding = np.zeros((-len(samples) % size, *samples.shape[1:]), samples.dtype)
         parts = np.split(np.concatenate([samples, padding]), range(size, len(samples), size))
         columns = zip(*map(self._run, parts), strict=True)
-        found = tuple(torch.from_numpy(np.concatenate(column)[: len(samples)]) for column in columns)
+        found = tuple(_real(np.concatenate(column)[: len(samples)]) for column in columns)
         return found[0] if len(found) == 1 else found
 
     def _run(self, samples: np.ndarray) -> list[np.ndarray]:
-        try:
-            found: list[np.ndarray] = self._session.run(None, dict(zip(self._names, unpacked(samples), strict=True)))
-        except Exception as error:
-            raise UserError(self._where, f"onnxruntime cannot run it ({shortened(error)})") from error
-        return found
+        pairs = zip(self._types.items(), unpacked(samples), strict=True)
+        given = {name: one.astype(kind, copy=False) for (name, kind), one in pairs}
+        return list(map(np.atleast_1d, _answers(self._session, None, given, self._where)))
+
+
+def _real(output: np.ndarray) -> torch.Tensor:
+    """An output in torch; numbers in half or double as float32."""
+    return torch.from_numpy(output.astype(np.float32) if output.dtype.kind == "f" else output)

@@ -26,8 +26,9 @@ from tasks.base.errors import UserError, shortened
 from tasks.data.batches import Inputs
 from tasks.data.images import decoded
 from tasks.data.own import Data, OwnSamples, function_of
-from tasks.data.settings import IMAGENET_MEAN, DataSettings
+from tasks.data.settings import IMAGENET_MEAN, DataSettings, GivenNetwork
 from tasks.data.source import UNSCALED, Source, check_files, require_folder
+from tasks.data.teacher import states_of
 
 ARRAYS = (".npz", ".npy", ".safetensors", ".parquet")
 """Files of arrays whose first axis is that of the samples."""
@@ -185,10 +186,14 @@ def labelled(settings: DataSettings, opened: Source | None) -> Source | None:
 
 
 class Arrays(OwnSamples):
-    """The samples of arrays: each array is an input, in the order of the file or of `data.names`."""
+    """The samples of arrays: each array is an input, in the order of the network's inputs, of the file, or of `data.names`.
+
+    States of the network that are not among the arrays are the network's own: samples follow one another.
+    """
 
     def __init__(self, settings: DataSettings, where: str, arrays: Mapping[str, np.ndarray]) -> None:
-        names = settings.names or tuple(arrays)
+        network = settings.network
+        names = settings.names or _ordered(arrays, () if network is None else network.inputs)
         if missing := [name for name in names if name not in arrays]:
             raise UserError("data.names", f"no array '{missing[0]}' in the file", allowed=", ".join(arrays))
         counts = {name: len(arrays[name]) if arrays[name].ndim else 0 for name in names}
@@ -196,8 +201,32 @@ class Arrays(OwnSamples):
             described = ", ".join(f"{name}: {count}" for name, count in counts.items())
             raise UserError(where, f"samples of {described}", allowed="as many along the first axis of each array")
         _check_count(where, next(iter(counts.values())), "samples")
-        given = arrays[names[0]] if len(names) == 1 else {name: arrays[name] for name in names}
-        super().__init__(settings, Data(given, inputs=names if len(names) > 1 else None))
+        given = {name: arrays[name] for name in names}
+        if network is not None and len(network.inputs) > 1:
+            given = _with_states(network, given, settings.window)
+        several = len(given) > 1
+        super().__init__(
+            settings, Data(given if several else next(iter(given.values())), inputs=tuple(given) if several else None)
+        )
+
+
+def _ordered(arrays: Mapping[str, np.ndarray], inputs: Sequence[str]) -> tuple[str, ...]:
+    """Names of the arrays, in the order of the inputs of these names if all arrays have such a name."""
+    known = tuple(name for name in inputs if name in arrays)
+    return known if len(known) == len(arrays) else tuple(arrays)
+
+
+def _with_states(network: GivenNetwork, given: dict[str, np.ndarray], window: int | None) -> dict[str, np.ndarray]:
+    """The arrays by the names of the network's inputs, with the states that are not among them."""
+    own = list(network.inputs)
+    if len(given) < len(own):
+        own = [name for name in own if name not in network.states or name in given]
+    if len(own) == len(given):
+        given = dict(zip(own, given.values(), strict=True))
+    if set(own) != set(given) or len(own) == len(network.inputs):
+        return given  # the network's file is checked against the names
+    given |= states_of(network, given, window)
+    return {name: given[name] for name in network.inputs}
 
 
 class Pictures(Source):

@@ -256,7 +256,7 @@ def _size(net: SuperNet, config: Config) -> parts.Row:
     return {
         "macs": int(net.macs(config)),
         "parameters": int(net.parameters(config)),
-        "resolution": net.input_size(config)[-1],
+        "resolution": (net.input_size(config) or ("",))[-1],
     }
 
 

@@ -1,6 +1,7 @@
 """Make a SuperNet from the user's network."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -201,13 +202,18 @@ def supernet_of(
             load_weights(network, weights)
         network.eval()
     opens = model.kind == "onnx" and settings.open_batch_norms
-    net = tailor_ir.compile(
+    make = partial(
+        tailor_ir.compile,
         network,
         train.form.blank(1),
-        _space_of(space, train.form),
         kernel_transform=settings.kernel_transform,
-        calibration=_calibration(data, train.form) if opens else (),
+        calibration=list(_calibration(data, train.form)) if opens else (),
     )
+    net = make(_space_of(space, train.form))
+    if train.problem.name == FIDELITY.name and (output := resized_output(net)):
+        variables, fixed = net.space.variables, net.space.resolution
+        net = make({one.name: "frozen" if n == fixed else one.choices for n, one in enumerate(variables)})
+        net.remarks = (*net.remarks, f"the resolution is fixed: output '{output}' has other positions at another one")
     if fault := train.form.fault(net.input_shapes(net.max_config)):
         raise UserError(
             f"model '{model.name}'", f"takes {fault}", allowed=f"{train.form.line}, the data's {train.form.called}"
@@ -229,6 +235,23 @@ def _space_of(space: Mapping[str, Any] | None, form: AnyForm) -> Mapping[str, An
     if isinstance(form, SampleForm) and form.channels_last:
         return {**(space or {"*": "auto"}), "resolution": "frozen"}
     return space or None
+
+
+def resized_output(net: SuperNet) -> str | None:
+    """An output whose shape changes with the resolution, apart from height and width of maps (B, C, H, W); None: no output."""
+    space, axes = net.space, net.structure.axis_map.axes
+    if space.resolution is None:
+        return None
+    name = space.variables[space.resolution].name
+    full, least = (
+        space.sizes(space.row({**net.max_config, name: choice}))
+        for choice in (net.max_config[name], net.min_config[name])
+    )
+    for output in net.structure.graph.outputs:
+        changed = [place for place, axis in enumerate(axes[output]) if full(axis) != least(axis)]
+        if changed and (len(axes[output]) != 4 or not {2, 3}.issuperset(changed)):
+            return output
+    return None
 
 
 def sizes(space: Space) -> SpaceSizes:

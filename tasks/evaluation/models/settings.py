@@ -43,6 +43,11 @@ class ModelSettings(BaseModel):
     outputs: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """onnx: names of the outputs that are taken, in the order of `data.targets`; null: the only one, or one for each target,
     which has its name, or its place in the order where no output is called as a target."""
+    constants: dict[str, float] = Field(default_factory=dict)
+    """onnx: inputs that have one value for all samples, such as a rate or a mode, by name; exported files lack them."""
+    states: dict[str, str] | None = None
+    """onnx: inputs whose value is that of an output for the sample before, {INPUT: OUTPUT}; null: those of one shape and alike
+    names, such as h and hn, or state_in and state_out."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the timm model or the callable."""
 
@@ -72,8 +77,11 @@ class ModelSettings(BaseModel):
             raise ValueError(f"model.name={self.name} is not of the form module:function or FILE.py:function")
         if self.backbone is not None and self.kind != "callable":
             raise ValueError(f"model.backbone={self.backbone} is for model.kind=callable, not {self.kind}")
-        if self.outputs is not None and self.kind != "onnx":
-            raise ValueError(f"model.outputs={list(self.outputs)} is for model.kind=onnx, not {self.kind}")
+        for name in ("outputs", "constants", "states"):
+            if self.kind != "onnx" and (given := getattr(self, name)):
+                raise ValueError(
+                    f"model.{name}={given if isinstance(given, dict) else list(given)} is for model.kind=onnx, not {self.kind}"
+                )
         if self.outputs is not None and len(set(self.outputs)) < len(self.outputs):
             raise ValueError(f"model.outputs={list(self.outputs)}; allowed: each once")
         if self.trained and self.kind != "callable":

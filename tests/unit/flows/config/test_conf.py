@@ -44,7 +44,7 @@ MANDATORY = {
 OPTIONS = [(group, option) for group, options in config_groups().items() for option in options]
 
 
-OF_FEW_KINDS = re.compile(r"(pretraining\.)?data\.(options|names|shape|labelled|tokens|own_problem|teacher)")
+OF_FEW_KINDS = re.compile(r"(pretraining\.)?data\.(options|names|shape|window|network|labelled|tokens|own_problem|teacher)")
 """Settings that are in the files of their own kinds of data, that come from `problem`, or that a run sets."""
 
 
@@ -68,6 +68,7 @@ def test_the_files_name_every_setting_so_that_each_can_be_overridden() -> None:
         both = ["problem=own"] if kind == "own" else []
         named = _leaves(compose_config("config", [f"data={kind}", *both, *MANDATORY[kind]]))
         assert {"data.options", "data.names", "data.shape"} <= named
+    assert "data.window" in named
 
 
 SEVERAL = ("data", "device", "drift", "networks", "preset")
