@@ -359,7 +359,7 @@ def check_name(path: str) -> None:
 
 
 def listing_of(root: Path) -> str:
-    """A digest of all files of a folder, by relative name, size and time of change.
+    """A digest of a file, or of all files of a folder, by relative name, size and time of change.
 
     A file is listed alone. UserError: a file cannot be read, e.g. a broken link.
     """

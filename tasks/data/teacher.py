@@ -87,7 +87,10 @@ def _answers(
 
 
 class OnnxNetwork:
-    """The network of a file. With a fixed batch it runs as often as needed. Inputs are cast to the types of the file."""
+    """The network of a file. With a fixed batch it runs as often as needed, and so if it takes no batch but one.
+
+    Inputs are cast to the types of the file.
+    """
 
     def __init__(self, model: Path | bytes) -> None:
         """Open a file or its content. UserError if onnxruntime cannot run it."""
@@ -103,7 +106,14 @@ class OnnxNetwork:
         size = self._batch or len(samples)
         padding = np.zeros((-len(samples) % size, *samples.shape[1:]), samples.dtype)
         parts = np.split(np.concatenate([samples, padding]), range(size, len(samples), size))
-        columns = zip(*map(self._run, parts), strict=True)
+        try:
+            answers = list(map(self._run, parts))
+        except UserError:
+            if self._batch is not None:
+                raise
+            self._batch = 1  # the file says that the batch is open, but a part of it takes one sample
+            return self(*x)
+        columns = zip(*answers, strict=True)
         found = tuple(_real(np.concatenate(column)[: len(samples)]) for column in columns)
         return found[0] if len(found) == 1 else found
 

@@ -205,9 +205,8 @@ class Arrays(OwnSamples):
         if network is not None and len(network.inputs) > 1:
             given = _with_states(network, given, settings.window)
         several = len(given) > 1
-        super().__init__(
-            settings, Data(given if several else next(iter(given.values())), inputs=tuple(given) if several else None)
-        )
+        data = Data(given if several else next(iter(given.values())), inputs=tuple(given) if several else None)
+        super().__init__(settings.model_copy(update={"names": None}), data)
 
 
 def _ordered(arrays: Mapping[str, np.ndarray], inputs: Sequence[str]) -> tuple[str, ...]:

@@ -212,7 +212,7 @@ def supernet_of(
     net = make(_space_of(space, train.form))
     if train.problem.name == FIDELITY.name and (output := resized_output(net)):
         variables, fixed = net.space.variables, net.space.resolution
-        net = make({one.name: "frozen" if n == fixed else one.choices for n, one in enumerate(variables)})
+        net = make({one.name: "frozen" if n == fixed else "auto" for n, one in enumerate(variables)})
         net.remarks = (*net.remarks, f"the resolution is fixed: output '{output}' has other positions at another one")
     if fault := train.form.fault(net.input_shapes(net.max_config)):
         raise UserError(

@@ -20,6 +20,7 @@ from tasks.base.errors import UserError
 from tasks.data import DataSettings, load_splits
 from tasks.data.images import resize
 from tasks.data.samples import SampleForm, SeveralInputs
+from tasks.data.source import listing_of
 from tasks.training.compile import _space_of
 
 COUNT = 30
@@ -146,6 +147,10 @@ def test_arrays_of_a_file_are_samples(suffix: str, tmp_path: Path) -> None:
     found = torch.cat([batch for one in splits.values() for batch, _ in one.batches(COUNT)])
     np.testing.assert_allclose(np.sort(found.numpy(), 0), np.sort(x, 0), rtol=1e-6)
     assert splits["train"].form == SampleForm((7,), given=True)
+    listed = listing_of(file)
+    assert listed == listing_of(file)
+    file.write_bytes(file.read_bytes() + b" ")
+    assert listing_of(file) != listed
 
 
 def test_several_arrays_are_several_inputs_in_the_order_of_names(tmp_path: Path) -> None:
