@@ -120,7 +120,8 @@ class OnnxNetwork:
     def _run(self, samples: np.ndarray) -> list[np.ndarray]:
         pairs = zip(self._types.items(), unpacked(samples), strict=True)
         given = {name: one.astype(kind, copy=False) for (name, kind), one in pairs}
-        return list(map(np.atleast_1d, _answers(self._session, None, given, self._where)))
+        found = _answers(self._session, None, given, self._where)
+        return [one if len(samples) > 1 or one.shape[:1] == (1,) else one[None] for one in found]  # a Squeeze drops it
 
 
 def _real(output: np.ndarray) -> torch.Tensor:

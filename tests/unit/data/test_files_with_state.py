@@ -275,3 +275,15 @@ def test_steps_of_a_recurrent_layer_are_no_batch() -> None:
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     axes = tailor_ir.batch_axes(model, {"x": torch.zeros(5, 1, F), "h": torch.zeros(1, 1, S)})
     assert axes.inputs[0] == 1
+
+
+def test_a_file_that_takes_one_sample_and_drops_its_axis_answers_batches(tmp_path: Path) -> None:
+    text = """net (float[batch, 6] x) => (float[found] y) {
+        one = Reshape(x, sizes)
+        hidden = MatMul(one, w)
+        y = Squeeze(hidden)
+    }"""
+    file = written(tmp_path / "net.onnx", text, {"w": (6, 4)}, sizes=np.array([1, 6]))
+    x = torch.randn(5, 6)
+    weights = numpy_helper.to_array(onnx.load(file).graph.initializer[0])
+    np.testing.assert_allclose(OnnxNetwork(file)(x), x.numpy() @ weights, rtol=1e-4, atol=1e-5)
