@@ -35,6 +35,7 @@ QUICK = (
     "finetune.batch_size=8",
     "predict.random_subnets=6",
     "search.budget_count=3",
+    "export.formats=[onnx]",
 )
 COLUMNS = ("file", "ends", "s", "budgets met", "smallest's fidelity", "speed-up")
 Arrays = dict[str, np.ndarray]
