@@ -221,15 +221,15 @@ def _bring_batch_first(graph: onnx.GraphProto, batching: tailor_ir.Batching, whe
             graph.node.insert(0, helper.make_node("Transpose", [value.name], [inner], name=inner, perm=order))
         _bring_first(dims, axis)
         dims[0].CopyFrom(onnx.TensorShapeProto.Dimension(**({"dim_value": fixed} if fixed else {"dim_param": BATCH})))
-    for value, axis in zip(graph.output, batching.outputs, strict=True):
-        if axis is None or axis <= 0:
+    for value, found in zip(graph.output, batching.outputs, strict=True):
+        if found is None or found <= 0:
             continue
         dims = value.type.tensor_type.shape.dim
         if not dims:
             raise UserError(where, f"output '{value.name}' has no shape", next_step="export it with shapes of outputs")
-        inner, order = _renamed(graph, value.name, "found"), [axis, *(n for n in range(len(dims)) if n != axis)]
+        inner, order = _renamed(graph, value.name, "found"), [found, *(n for n in range(len(dims)) if n != found)]
         graph.node.append(helper.make_node("Transpose", [inner], [value.name], name=f"{inner}/first", perm=order))
-        _bring_first(dims, axis)
+        _bring_first(dims, found)
 
 
 def _bring_first(dims: Sequence[onnx.TensorShapeProto.Dimension], axis: int) -> None:
