@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tailor_ir.errors import ImportFailed
+from tailor_ir.dims import factors_of
+from tailor_ir.errors import ImportFailed, MixedSamples
 from tailor_ir.graph import Node, Tensors
 from tailor_ir.ops.registry import Dims, NodeShapes, Operator, Propagation
 
@@ -125,7 +126,11 @@ def _axes(node: Node, p: Propagation) -> tuple[Dims, ...]:
             "or its steps in other operators"
         )
     x, weight, recurrent = p.of(given["x"]), p.of(given["w"]), p.of(given["r"])
-    p.put_together(x[:1], node)
+    if any(p.pool.is_batch(factor) for factor in factors_of(x[:1])):
+        raise MixedSamples(
+            f"{node.place}: its steps are the axis of samples; allowed: networks that treat all "
+            "samples alike, with steps along another axis; give an example of one sample, whose axis of samples has one entry"
+        )
     p.unify(x[2], weight[2], node)
     p.pool.freeze_positions(x[2], f"{node.place}: a weight has one entry for each position")
     p.freeze((weight[0], recurrent[0]), node, "directions")

@@ -275,5 +275,5 @@ def test_the_batch_is_the_axis_along_which_samples_are_answered_alike(
 
 @pytest.mark.parametrize("example", [(STEPS, 2, 8), (STEPS, 8)])
 def test_a_network_that_mixes_all_that_may_be_samples_is_refused_in_one_line(example: tuple[int, ...]) -> None:
-    with pytest.raises(tailor_ir.ImportFailed, match=r"another one beside other samples.*allowed: .*one entry$"):
+    with pytest.raises(tailor_ir.ImportFailed, match=r"its steps are the axis of samples; allowed: .*one entry$"):
         tailor_ir.compile(TimeFirst("all").eval(), torch.randn(example))
