@@ -29,7 +29,8 @@ INSTANTIATION_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_arg
 NO_CLASSES = "configs never name classes to build; remove it"
 FREE_MAPPINGS = re.compile(
     r"(model\.(options|constants|states)|data\.options|pretraining\.space|baselines\.files|export\.shared_bundle"
-    r"|runtime_options\.fixed|partition\.(links|slow_down|memory_mib)|device\.[^.=]+\.(runtime_options|engine|measure|subnet))[.=]"
+    r"|runtime_options\.fixed|partition\.(links|slow_down|memory_mib)"
+    r"|device\.[^.=]+\.(runtime_options|engine|measure|subnet|resources|ssh\.options))[.=]"
 )
 SELECTOR = re.compile(r"\+{0,2}space\.([^=]+)=(.*)", re.DOTALL)  # Hydra must not parse *, [ and ]
 Groups = dict[str, list[str]]

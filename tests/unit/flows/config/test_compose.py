@@ -1,11 +1,15 @@
 """Overrides compose as Hydra does; what it does not accept becomes one line that helps."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+import conf
 from flows.config import RunConfig
-from flows.config.compose import compose_config, split_sweep
+from flows.config.compose import FREE_MAPPINGS, compose_config, split_sweep
 from flows.config.validate import validate
 from tasks.base.errors import UserError
 
@@ -79,6 +83,23 @@ def test_free_mappings_take_new_keys_without_a_plus() -> None:
     assert config["model"]["options"] == {"drop_rate": 0.1}
     assert config["space"] == {"stage2.depth": [-1, 0]}
     assert config["device"]["ncnn"]["measure"] == {"time_cap_ms": 9}
+
+
+def _empty_mappings(value: Any, place: str) -> Iterator[str]:
+    if value == {}:
+        yield place
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _empty_mappings(inner, f"{place}.{key}")
+
+
+def test_every_empty_mapping_of_a_config_file_takes_new_keys() -> None:
+    """Hydra refuses new keys of a mapping that a file has, be it empty, without a plus."""
+    root = Path(conf.__path__[0])
+    files = [file for file in root.glob("*/*.yaml") if file.parent.name not in ("preset", "space")]
+    places = [place for file in files for place in _empty_mappings(yaml.safe_load(file.read_text()), file.parent.name)]
+    assert {"data.options", "model.constants", "device.onnxruntime.resources"} <= set(places)
+    assert [place for place in places if not FREE_MAPPINGS.match(f"{place}=")] == []
 
 
 def test_multirun_splits_choices_and_ranges_and_keeps_lists() -> None:
