@@ -263,7 +263,7 @@ def _transposed_layer(node: Node, shapes: NodeShapes, parameters: Sequence[torch
         tuple(weight.shape[2:]),  # type: ignore[arg-type]
         stride=strides,
         padding=inner,
-        output_padding=(0,) * rank if crop else extra,
+        output_padding=(0,) * rank if crop else extra,  # type: ignore[arg-type]
         groups=call["groups"],
         bias=len(parameters) > 1,
         dilation=dilations,

@@ -40,7 +40,7 @@ def _deformed(
     weight: torch.Tensor,
     offset: torch.Tensor,
     *others: torch.Tensor,
-    window: tuple[tuple[int, ...], ...],
+    window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
     groups: int,
     given: tuple[bool, bool],
 ) -> torch.Tensor:

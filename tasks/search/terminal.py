@@ -15,6 +15,7 @@ from tailor_ir import Choice, choice_text
 from tasks.base.pages.text import amount, milliseconds
 from tasks.base.schemas.exports import AS_GIVEN
 from tasks.base.schemas.predictions import Uncertainty
+from tasks.base.schemas.stored import Predicted
 from tasks.base.schemas.winners import Front
 from tasks.data.problems import FIDELITY
 from tasks.evaluation.uncertainty import indistinct, predicted, ranked_by, uncertain
@@ -113,7 +114,9 @@ def front_table(front: Front, score: str = ACCURACY) -> Table:
     for column in ("budget", "latency", score, "MACs", "parameters"):
         table.add_column(column, justify="right")
     table.add_column("digest")
-    rows = [(milliseconds(winner.budget_ms), winner, ranked_by(winner, known)) for winner in front.winners]
+    rows: list[tuple[str, Predicted, str]] = [
+        (milliseconds(winner.budget_ms), winner, ranked_by(winner, known)) for winner in front.winners
+    ]
     measured = uncertain(largest.predicted_accuracy, known.samples, known.spread)  # predictions begin with it
     rows.append(("largest", largest, measured))
     if front.given_accuracy is not None:  # an operator's latency does not depend on its weights

@@ -224,6 +224,8 @@ def test_channels_are_as_important_as_in_the_network_that_was_not_folded(make: M
                 if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and layer.bias is None:
                     scale = 1 + torch.arange(len(norm.weight)) % 5
                     layer.weight.data *= scale.reshape(-1, 1, 1, 1)
+                    assert norm.running_mean is not None
+                    assert norm.running_var is not None
                     norm.running_mean *= scale
                     norm.running_var *= scale**2
     networks = (tailor_ir.compile(model, example, WIDE), opened)

@@ -83,6 +83,7 @@ def test_a_plan_has_each_stage_with_its_steps_budgets_and_candidates() -> None:
     config = config_of(30)
     plan = planned(costs_of(), config, TABLE, 12.5)
     changed = with_settings(config, plan.settings)
+    assert isinstance(changed, RunConfig)
     assert [one.stage for one in plan.stages] == [
         "begin",
         *(spec.name for spec in rows(TABLE, changed, "report")),
