@@ -115,7 +115,10 @@ def test_without_anything_to_choose_nothing_is_timed(device: AgentClient, supern
             {"speed": "warp"},
             r"^runtime options of device 'board': no runtime option 'speed' .*; change runtime_options.fixed or device",
         ),
-        ({"arena": "big", "allocator": "big"}, r"^runtime options of device 'board': .*runtime option '(arena|allocator)'.*"),
+        (
+            {"arena": "big", "allocator": "big"},
+            r"^runtime options of device 'board': .*runtime option '(arena|allocator)'.*",
+        ),
     ],
 )
 def test_an_unknown_fixed_choice_is_one_line(
