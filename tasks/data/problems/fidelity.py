@@ -22,9 +22,13 @@ from tasks.data.torch_later import functional, torch
 BLANK = 0
 """The symbol between the symbols of a sequence (connectionist temporal classification)."""
 SURE = 0.2
-"""Vectors whose most likely class has at least this mean probability are taken for classes, others for embeddings."""
+"""The mean share of the way from chance to certainty that the most likely class of logits reaches at least."""
+CENTRED = 0.5
+"""Logits: the variance of their sum is at most this share of the sum of their variances, since the gradients of a
+softmax sum to 0. The values of independent quantities reach about 1.
+"""
 FEW = 16
-"""Vectors of at most so many numbers are taken for classes, unless their own sums or lengths say otherwise."""
+"""Vectors of at most so many numbers that are no logits are values; longer vectors are embeddings."""
 CLOSE = 1e-3
 """Relative distance at which sums of probabilities, and lengths of vectors, count as 1."""
 LEAST = 1e-12
@@ -45,9 +49,9 @@ def kind_of(taught: torch.Tensor) -> str:
         lengths_B = taught.norm(dim=1)
         if bool((lengths_B - 1).abs().max() < CLOSE):
             return "embedding"
-        if taught.shape[1] <= FEW or _is_of_probabilities(taught):
+        if _is_of_probabilities(taught) or _is_of_logits(taught):
             return "classes"
-        return "classes" if float(taught.softmax(1).amax(1).mean()) >= SURE else "embedding"
+        return "values" if taught.shape[1] <= FEW else "embedding"
     if taught.ndim == 4 and taught.shape[1] > 1 and _is_of_probabilities(taught):
         return "classes"
     return "sequence" if taught.ndim == 3 and _is_of_probabilities(taught.movedim(2, 1)) else "values"
@@ -56,6 +60,14 @@ def kind_of(taught: torch.Tensor) -> str:
 def _is_of_probabilities(taught: torch.Tensor) -> bool:
     """Whether numbers along axis 1 are probabilities."""
     return bool((taught >= 0).all()) and bool((taught.sum(1) - 1).abs().max() < CLOSE)
+
+
+def _is_of_logits(taught_BK: torch.Tensor) -> bool:
+    """Whether vectors look like the logits of a trained softmax: centred, and sure of a class."""
+    if taught_BK.shape[0] < 2 or float(taught_BK.sum(1).var()) > CENTRED * float(taught_BK.var(0).sum()):
+        return False
+    chance = 1 / taught_BK.shape[1]
+    return (float(taught_BK.softmax(1).amax(1).mean()) - chance) / (1 - chance) >= SURE
 
 
 def _rows(output: torch.Tensor, kind: str) -> torch.Tensor:

@@ -79,7 +79,7 @@ def test_the_network_as_it_was_given_is_never_lost(keeps: bool, tmp_path: Path) 
     (answers,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
     assert card.latency == found.largest.latency
-    assert card.accuracy["validation"] == 1.0, "it answers as itself"
+    assert card.accuracy["validation"] == pytest.approx(1.0), "it answers as itself"
     assert card.accuracy[LABELLED] == 1.0, "the labels are its own"
     assert "| fidelity, validation | 100.0 ± 0.0 %" in (tmp_path / "out" / f"{AS_GIVEN}.md").read_text()
     assert "| true score, labelled | 100.0 ± " in (tmp_path / "out" / f"{AS_GIVEN}.md").read_text()

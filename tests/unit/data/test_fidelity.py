@@ -17,9 +17,19 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=DRAW)
 
 
+def logits(samples: int, classes: int) -> torch.Tensor:
+    """Centred vectors, as the gradients of a softmax leave them."""
+    drawn = 4 * normal(samples, classes)
+    return drawn - drawn.mean(1, keepdim=True)
+
+
 KINDS = {
-    "logits": (4 * normal(64, 100), "classes"),
-    "few logits": (normal(64, 10), "classes"),
+    "logits": (logits(64, 100), "classes"),
+    "few logits": (logits(64, 10), "classes"),
+    "logits of two classes": (logits(64, 2), "classes"),
+    "key points": (torch.rand(64, 10, generator=DRAW), "values"),
+    "key points in pixels": (96 * torch.rand(64, 10, generator=DRAW), "values"),
+    "grades": (3 + normal(64, 3), "values"),
     "probabilities": (normal(64, 50).softmax(1), "classes"),
     "embedding": (normal(64, 256), "embedding"),
     "unit vectors": (functional.normalize(normal(64, 8)), "embedding"),
@@ -57,10 +67,10 @@ def test_the_loss_leads_to_the_answers() -> None:
 
 
 def test_several_outputs_score_their_mean() -> None:
-    logits, embedding = 4 * normal(40, 20), functional.normalize(normal(40, 12))
+    classes, embedding = logits(40, 20), functional.normalize(normal(40, 12))
     problem = Fidelity()
     tally = problem.tally()
-    tally.add((logits, embedding.roll(1, 0)), (logits, embedding))
+    tally.add((classes, embedding.roll(1, 0)), (classes, embedding))
     expected = (1 + functional.cosine_similarity(embedding.roll(1, 0), embedding).clamp_min(0)) / 2
     found = tally.found()
     assert found.score == pytest.approx(float(expected.mean()), abs=1e-6)
@@ -69,7 +79,7 @@ def test_several_outputs_score_their_mean() -> None:
 
 def test_options_name_kinds() -> None:
     problem = Fidelity({"a": "values", "b": None})
-    assert problem.find_kinds((normal(8, 10), normal(8, 10))) == ("values", "classes")
+    assert problem.find_kinds((logits(8, 10), logits(8, 10))) == ("values", "classes")
     with pytest.raises(UserError, match=r"problem.outputs.*2 outputs; allowed: 1"):
         Fidelity({"a": "values", "b": None}).find_kinds(normal(8, 10))
 
