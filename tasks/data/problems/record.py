@@ -100,6 +100,8 @@ class LearningProblem(ABC):
     """Whether the score is the mean of the scores of single samples, so that its standard error is known."""
     takes_any: bool = False
     """Whether a network may have outputs of any number and shape."""
+    distils: bool = True
+    """Whether SubNets learn from the largest SubNet's answers unless `finetune.distillation` says otherwise."""
 
     def fitted(self, source: Any) -> Self:
         """The record for a source of data; the record itself, unless it depends on the source."""

@@ -331,8 +331,9 @@ class Settings(TrainSettings):
     frozen copy of the network before fine-tuning, for all SubNets.
     """
     distillation: float | None = Field(default=None, ge=0, le=1)
-    """Weight of the teacher's soft labels in the loss; the rest is the labels'. None: 1, but 0 in `tune` without teacher=base,
-    since alternatives start close to the network's results, and a step without its pass takes three quarters of the time.
+    """Weight of the teacher's soft labels in the loss; the rest is the labels'. None: 1. Without teacher=base 0 for losses of
+    the user's own (`LearningProblem.distils`), and in `tune`, whose alternatives start close to the network's results and
+    whose steps then take three quarters of the time.
     """
     divergence: Literal["kl", "alpha"] = "kl"
     """Divergence from the teacher: Kullback-Leibler, or the adaptive alpha-divergence (AlphaNet, ICML 2021)."""
@@ -353,11 +354,11 @@ class Settings(TrainSettings):
         names = [name.strip() for name in self.strategy.split(",")]
         return tuple(strategy for name in names for strategy in STRATEGIES if strategy == name)
 
-    def soft_share(self, strategy: Strategy) -> float:
-        """The weight of soft labels in the loss of a strategy."""
+    def soft_share(self, strategy: Strategy, distils: bool = True) -> float:
+        """The weight of soft labels in the loss of a strategy. distils: the learning problem's default."""
         if self.distillation is not None:
             return self.distillation
-        return 0.0 if strategy == "tune" and self.teacher == "largest" else 1.0
+        return 0.0 if self.teacher == "largest" and (strategy == "tune" or not distils) else 1.0
 
     def resolved(self, kinds: Collection[str]) -> Settings:
         """The settings with a strategy in place of `auto`. kinds: kinds of the space's variables."""

@@ -14,7 +14,9 @@ from tasks.base.errors import UserError
 from tasks.base.own_code import LIVE
 from tasks.data import DataSettings, load_splits
 from tasks.data.own import Data
+from tasks.data.problems import problem_named
 from tasks.data.samples import SampleForm, SeveralInputs
+from tasks.training.finetune.settings import Settings as FinetuneSettings
 
 COUNT = 60
 X = torch.rand(COUNT, 3, 6, 10, generator=torch.Generator().manual_seed(0))
@@ -148,3 +150,11 @@ def test_a_function_in_a_file_gives_the_samples(tmp_path: Path, monkeypatch: pyt
 def test_objects_of_another_process_are_one_line() -> None:
     with pytest.raises(UserError, match=r"is an object of the process that called autotailor\.tailor"):
         load_splits(DataSettings(kind="own", name="live:nothing-0"))
+
+
+@pytest.mark.parametrize(("problem", "share"), [("own", 0.0), ("fidelity", 1.0), ("classification", 1.0)])
+def test_subnets_learn_from_answers_unless_the_loss_is_the_users_own(problem: str, share: float) -> None:
+    distils = problem_named(problem).distils
+    assert FinetuneSettings().soft_share("sandwich", distils) == share
+    assert FinetuneSettings(teacher="base").soft_share("sandwich", distils) == 1.0
+    assert FinetuneSettings(distillation=0.5).soft_share("sandwich", distils) == 0.5

@@ -56,4 +56,6 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings,
         return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps, fixed=fixed)
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
-    return TrainableSuperNet(net, draw, teacher, settings, settings.soft_share(strategy), original, problem)
+    return TrainableSuperNet(
+        net, draw, teacher, settings, settings.soft_share(strategy, problem.distils), original, problem
+    )
