@@ -178,9 +178,9 @@ class TextFields(BaseModel):
     """Field of the class: a name, or a whole number."""
 
 
-OutputKind = Literal["classes", "sequence", "embedding", "values"]
+OutputKind = Literal["classes", "sequence", "embedding", "boxes", "values"]
 """How outputs are compared: the most likely class along axis 1; the most likely symbols of a sequence, without repeats and
-blanks; the direction of a vector; or values, by their error."""
+blanks; the direction of a vector; the boxes of a head of YOLO; or values, by their error."""
 
 
 class OwnProblem(BaseModel):

@@ -1,13 +1,12 @@
 """Fidelity: how closely a SubNet answers as the network that its owner gave, without any labels.
 
 Each output is compared by its kind (`Comparison`), which options name or the network's own answers show. The score of a
-sample is the mean over outputs. Legend: B batch, K classes or symbols, T steps, N samples.
+sample is the mean over outputs. Legend: B batch, K classes, M rows, N samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,119 +14,10 @@ import numpy as np
 from tasks.base.errors import UserError
 from tasks.data.batches import tensors
 from tasks.data.problems.classification import Classification
+from tasks.data.problems.comparisons import COMPARISONS, kind_of, loss_of_output, scores_of_output
 from tasks.data.problems.own import LACKS
-from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, joined, resized
+from tasks.data.problems.record import Batch, Divergence, LearningProblem, Tallied, joined
 from tasks.data.torch_later import functional, torch
-
-BLANK = 0
-"""The symbol between the symbols of a sequence (connectionist temporal classification)."""
-SURE = 0.2
-"""The mean share of the way from chance to certainty that the most likely class of logits reaches at least."""
-CENTRED = 0.5
-"""Logits: the variance of their sum is at most this share of the sum of their variances, since the gradients of a
-softmax sum to 0. The values of independent quantities reach about 1.
-"""
-FEW = 16
-"""Vectors of at most so many numbers that are no logits are values; longer vectors are embeddings."""
-CLOSE = 1e-3
-"""Relative distance at which sums of probabilities, and lengths of vectors, count as 1."""
-LEAST = 1e-12
-KIND_TEXT: Mapping[str, str] = MappingProxyType(
-    {
-        "classes": "the share of equal most likely classes",
-        "sequence": "1 less the edit distance of the decoded sequences over their length",
-        "embedding": "the cosine of the angle between both vectors",
-        "values": "1 less the squared error over the variance",
-    }
-)
-
-
-def kind_of(taught: torch.Tensor) -> str:
-    """The kind of an output by a teacher's answers, whose first axis is B."""
-    taught = taught.float()
-    if taught.ndim == 2 and taught.shape[1] > 1:
-        lengths_B = taught.norm(dim=1)
-        if bool((lengths_B - 1).abs().max() < CLOSE):
-            return "embedding"
-        if _is_of_probabilities(taught) or _is_of_logits(taught):
-            return "classes"
-        return "values" if taught.shape[1] <= FEW else "embedding"
-    if taught.ndim == 4 and taught.shape[1] > 1 and _is_of_probabilities(taught):
-        return "classes"
-    return "sequence" if taught.ndim == 3 and _is_of_probabilities(taught.movedim(2, 1)) else "values"
-
-
-def _is_of_probabilities(taught: torch.Tensor) -> bool:
-    """Whether numbers along axis 1 are probabilities."""
-    return bool((taught >= 0).all()) and bool((taught.sum(1) - 1).abs().max() < CLOSE)
-
-
-def _is_of_logits(taught_BK: torch.Tensor) -> bool:
-    """Whether vectors look like the logits of a trained softmax: centred, and sure of a class."""
-    if taught_BK.shape[0] < 2 or float(taught_BK.sum(1).var()) > CENTRED * float(taught_BK.var(0).sum()):
-        return False
-    chance = 1 / taught_BK.shape[1]
-    return (float(taught_BK.softmax(1).amax(1).mean()) - chance) / (1 - chance) >= SURE
-
-
-def _rows(output: torch.Tensor, kind: str) -> torch.Tensor:
-    """The distributions of an output as rows (M, K)."""
-    return output.flatten(0, -2) if kind == "sequence" else output.movedim(1, -1).flatten(0, -2)
-
-
-def loss_of_output(kind: str, output: torch.Tensor, taught: torch.Tensor, divergence: Divergence) -> torch.Tensor:
-    """The mean loss () of an output from a teacher's. Maps of another size are compared at the output's size."""
-    if output.ndim == 4:
-        taught = resized(taught, output)
-    if kind in ("classes", "sequence"):
-        rows = _rows(output, kind), _rows(taught, kind)
-        logits = [one.clamp_min(LEAST).log() for one in rows] if _is_of_probabilities(rows[1]) else rows
-        return divergence(*logits)
-    if kind == "embedding":
-        return (1 - functional.cosine_similarity(output, taught, dim=1)).mean()
-    return functional.mse_loss(output, taught) / taught.var(correction=0).clamp_min(LEAST)
-
-
-def scores_of_output(kind: str, output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-    """The score of each sample (B,), in [0, 1]."""
-    if output.ndim == 4 and output.shape[-2:] != taught.shape[-2:]:
-        output = functional.interpolate(output, list(taught.shape[-2:]), mode="bilinear", align_corners=False)
-    if kind == "classes":
-        same = (output.argmax(1) == taught.argmax(1)).double()
-        return same.reshape(len(same), -1).mean(1)
-    if kind == "sequence":
-        pairs = zip(_symbols(output), _symbols(taught), strict=True)
-        return torch.tensor([1 - min(1.0, edit_distance(*pair) / max(1, len(pair[1]))) for pair in pairs]).double()
-    if kind == "embedding":
-        return functional.cosine_similarity(output, taught, dim=1).clamp_min(0).double()
-    error_B = (output - taught).reshape(len(taught), -1).double().square().mean(1)
-    flat = taught.reshape(len(taught), -1).double()
-    return (1 - error_B / _spread(flat)).clamp(0, 1)
-
-
-def _spread(taught_BF: torch.Tensor) -> torch.Tensor:
-    """The variance of each sample's values; of the whole batch if samples have few values."""
-    own_B = taught_BF.var(1, correction=0) if taught_BF.shape[1] > FEW else torch.zeros(len(taught_BF)).double()
-    whole = taught_BF.var(correction=0).clamp_min(LEAST)
-    return torch.where(own_B > CLOSE * whole.cpu().to(own_B), own_B, whole.to(own_B)).to(taught_BF.device)
-
-
-def _symbols(output_BTK: torch.Tensor) -> list[list[int]]:
-    """The decoded sequence of each sample: the most likely symbols without repeats and blanks."""
-    return [
-        [symbol for place, symbol in enumerate(own) if symbol != BLANK and (not place or symbol != own[place - 1])]
-        for own in output_BTK.argmax(2).tolist()
-    ]
-
-
-def edit_distance(first: Sequence[int], second: Sequence[int]) -> int:
-    """The least number of insertions, deletions and replacements between two sequences (Levenshtein 1966)."""
-    row = list(range(len(second) + 1))
-    for number, one in enumerate(first, 1):
-        before, row[0] = row[0], number
-        for place, other in enumerate(second, 1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (one != other))
-    return row[-1]
 
 
 class Fidelity(LearningProblem):
@@ -168,7 +58,7 @@ class Fidelity(LearningProblem):
     @property
     def line(self) -> str:
         """How answers are compared, for the user."""
-        return "; ".join(f"output {n}: {KIND_TEXT[kind]}" for n, kind in enumerate(self._kinds or (), 1))
+        return "; ".join(f"output {n}: {COMPARISONS[kind].text}" for n, kind in enumerate(self._kinds or (), 1))
 
     def output_text(self, classes: int) -> str:
         """Any output."""

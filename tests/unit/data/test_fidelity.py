@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from tasks.base.errors import UserError
 from tasks.data.problems import FIDELITY
-from tasks.data.problems.fidelity import Fidelity, edit_distance, kind_of, scores_of_output
+from tasks.data.problems.comparisons import edit_distance, kind_of, scores_of_output
+from tasks.data.problems.fidelity import Fidelity
 
 DRAW = torch.Generator().manual_seed(0)
 
@@ -21,6 +22,13 @@ def logits(samples: int, classes: int) -> torch.Tensor:
     """Centred vectors, as the gradients of a softmax leave them."""
     drawn = 4 * normal(samples, classes)
     return drawn - drawn.mean(1, keepdim=True)
+
+
+def boxes(samples: int) -> torch.Tensor:
+    """(B, 4 + 3, 40): boxes in pixels, and probabilities of three classes."""
+    places = 300 * torch.rand(samples, 2, 40, generator=DRAW)
+    sizes = 5 + 50 * torch.rand(samples, 2, 40, generator=DRAW)
+    return torch.cat([places, sizes, torch.sigmoid(3 * normal(samples, 3, 40) - 3)], 1)
 
 
 KINDS = {
@@ -36,6 +44,9 @@ KINDS = {
     "one number": (normal(64, 1), "values"),
     "maps": (normal(8, 3, 6, 5), "values"),
     "probabilities of pixels": (normal(8, 3, 6, 5).softmax(1), "classes"),
+    "probabilities of events": (torch.sigmoid(4 * normal(64, 1)), "values"),
+    "maps of probabilities": (torch.sigmoid(4 * normal(8, 1, 6, 5)), "values"),
+    "boxes": (boxes(16), "boxes"),
     "probabilities of symbols": (normal(8, 12, 9).softmax(2), "sequence"),
 }
 
@@ -111,3 +122,27 @@ def test_edit_distance_is_a_metric(first: str, second: str, third: str) -> None:
 )
 def test_known_distances(first: str, second: str, expected: int) -> None:
     assert edit_distance([*map(ord, first)], [*map(ord, second)]) == expected
+
+
+def test_a_box_is_equal_with_its_class_and_half_its_place() -> None:
+    taught = torch.zeros(3, 6, 8)
+    taught[:, :4, 0] = torch.tensor([50.0, 50.0, 20.0, 20.0])
+    taught[:, :4, 1] = torch.tensor([50.0, 52.0, 20.0, 20.0])  # a copy, which is less likely
+    taught[:2, 4, 0], taught[:2, 4, 1] = 0.9, 0.8
+    moved = taught.clone()
+    moved[0, 0, :2] += 5
+    moved[1, 4:] = moved[1, 4:].flip(0)
+    assert scores_of_output("boxes", moved, taught).tolist() == [1.0, 0.0, 1.0]
+    moved[0, 0, :2] += 15
+    assert float(scores_of_output("boxes", moved, taught)[0]) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["classes", "sequence", "values"])
+def test_probabilities_that_are_sure_of_a_wrong_answer_still_learn(kind: str) -> None:
+    raw = torch.full((1, 1, 2) if kind == "sequence" else (1, 2), -14.0)
+    raw[..., 0] = 14.0
+    end = torch.sigmoid if kind == "values" else (lambda raw: raw.softmax(-1))
+    wrong, problem = (-raw).requires_grad_(), Fidelity({"output": kind})
+    problem.find_kinds(end(raw))
+    (slope,) = torch.autograd.grad(problem.loss(end(wrong), end(raw), 0.0), wrong)
+    assert float(slope.abs().amin()) > 0.1
