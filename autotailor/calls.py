@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
+import tailor_ir
 from autotailor.live import live_data, live_function, live_network, weights_digest
 from autotailor.results import Stage, Tailored
 from flows.config import RetargetConfig, RetargetStage, RunConfig, RunStage
@@ -25,6 +26,7 @@ from tasks.data.dataset import DATA_FILE, remember
 from tasks.data.own import Data
 from tasks.data.problems import problem_named
 from tasks.evaluation.models.outputs import check_answer
+from tasks.evaluation.subnets import EvaluationData
 from tasks.training.compile import keep_teacher
 
 SUPERNETS_FOLDER = "supernets"
@@ -113,7 +115,11 @@ class Job:
         if not (folder / DATA_FILE).exists():
             net.save(folder)
             train = load(config.data, "train")
-            keep_teacher(net, train, folder)
+            saved = tailor_ir.load(folder)
+            if train.form.fault(saved.input_shapes(saved.max_config)) is None:
+                _settle(saved, EvaluationData(train, train))
+                saved.save(folder)
+            keep_teacher(saved, train, folder)
             remember(train, folder)
         return config
 
@@ -155,7 +161,9 @@ def resume(
     output_dir: str | Path = "outputs",
     options: Sequence[str] = (),
 ) -> Tailored:
-    """The rest of `tailor` for a SuperNet that your own loop has trained: operators, tables, search, files. See `Job`."""
+    """The rest of `tailor` for a SuperNet that your own loop has trained: operators, tables, search, files. See `Job`.
+    BatchNorm statistics of the largest SubNet are taken anew from training samples, in a copy of the SuperNet.
+    """
     return _tailored(
         Job(
             model=net, data=data, loss=loss, score=score, devices=devices, budgets_ms=budgets_ms,
@@ -255,6 +263,13 @@ def _with_names(config: RunConfig, model: nn.Module) -> RunConfig:
         return config
     problem = problem.model_copy(update={"outputs": dict.fromkeys(answer)})
     return config.model_copy(update={"data": config.data.model_copy(update={"own_problem": problem})})
+
+
+def _settle(net: SuperNet, data: EvaluationData) -> None:
+    """Set BatchNorm statistics of the largest SubNet and of alternatives: those of a loop are of all SubNets at once."""
+    size = net.input_size(net.max_config)
+    net.set_statistics(net.recalibrate(net.max_config, data.calibration(size)))
+    net.set_statistics(net.recalibrate_alternatives(data.calibration(size)))
 
 
 def _check_alone(config: RunConfig, live: Sequence[str]) -> None:

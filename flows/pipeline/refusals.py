@@ -10,6 +10,7 @@ from pathlib import Path
 from flows.config import FlowConfig, RunConfig
 from flows.pipeline.tracking.addresses import address_of, check_usable
 from tasks.base.errors import UserError
+from tasks.base.own_code import check_source
 from tasks.data.source import check_folder
 from tasks.evaluation.models.settings import check_named
 
@@ -19,6 +20,12 @@ GRAPH_FILE = "graph.json"
 
 def check_given(config: FlowConfig) -> None:
     """UserError if a network, checkpoint, SuperNet or data folder does not exist, or is of the wrong kind."""
+    data, problem = config.data, config.data.own_problem
+    if data.kind == "own" and data.name is not None:
+        check_source("data.name", data.name)
+    for option in ("loss", "score"):
+        if (name := getattr(problem, option, None)) is not None:
+            check_source(f"problem.{option}", name)
     if isinstance(config, RunConfig):
         check_named(config.model)
         if config.pretraining.backbone is not None:

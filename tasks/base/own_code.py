@@ -23,6 +23,9 @@ from tasks.base.artifacts import digest_of
 from tasks.base.errors import UserError, shortened
 
 INSTALLED = frozenset(("site-packages", "dist-packages"))
+IMPORTABLE = "module:function, in the working folder or on the Python path, or FILE.py:function"
+NAMES_LATER = re.compile(r"import \*|__getattr__|globals\(|vars\(|setattr\(|exec\(|sys\.modules")
+"""Code that gives a module names which its text need not contain."""
 ROOMS = ("adaptive_runtime", "conf", "flows", "profiling_agents", "importing", "solvers", "tailor_ir", "tasks")
 HOME = Path(__file__).resolve().parents[2]
 WORLD = "own_code_"
@@ -278,11 +281,7 @@ def _imported(where: str, name: str, source: UserModule | None) -> Callable[...,
     except USERS_ENDS as error:
         line = line_of(error, code_folder(name))
         if line is None and isinstance(error, ImportError | AttributeError):
-            raise UserError(
-                where,
-                f"cannot be imported ({own_names(str(error))})",
-                allowed="module:function, in the working folder or on the Python path, or FILE.py:function",
-            ) from error
+            raise UserError(where, f"cannot be imported ({own_names(str(error))})", allowed=IMPORTABLE) from error
         raise UserError(
             where,
             f"cannot be imported: {described(error, code_folder(name))}",
@@ -309,12 +308,25 @@ def code_folder(name: str) -> str:
 
 
 def check_source(where: str, name: str) -> None:
-    """Raise UserError if the file of `FILE.py:function` does not exist."""
-    module = name.split(":")[0]
-    if module.endswith(".py") and source_of(name) is None:
-        raise UserError(
-            f"{where} '{name}'", f"there is no file '{module}'", allowed="FILE.py:function, or module:function"
-        )
+    """Raise UserError if the file of `FILE.py:function` does not exist, or a module never names the function. Nothing is
+    imported.
+    """
+    if is_live(name):
+        return
+    module, function = name.split(":")
+    source, is_file = source_of(name), module.endswith(".py")
+    if source is None:
+        if is_file:
+            raise UserError(
+                f"{where} '{name}'", f"there is no file '{module}'", allowed="FILE.py:function, or module:function"
+            )
+        return
+    file = Path(module) if is_file else file_of(source.folder, source.module)
+    assert file is not None
+    text = file.read_text(errors="replace")
+    if not re.search(rf"\b{re.escape(function)}\b", text) and not NAMES_LATER.search(text):
+        got = f"cannot be imported (module '{file.stem if is_file else module}' has no attribute '{function}')"
+        raise UserError(f"{where} '{name}'", got, allowed=IMPORTABLE)
 
 
 def is_function_name(name: str) -> bool:

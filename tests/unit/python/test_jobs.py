@@ -5,16 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import autotailor
+import tailor_ir
 from autotailor.calls import ALONE
-from flows.config import RunConfig
+from flows.config import RetargetConfig, RunConfig
 from flows.config.compose import compose_config
 from flows.config.validate import validate
 from tasks.base.own_code import is_live
+from tasks.data import load
 
 X = torch.rand(40, 1, 6, 6)
 Y = torch.arange(40) % 2
@@ -131,8 +134,6 @@ def test_outputs_that_are_no_tensors_are_one_line() -> None:
 
 
 def test_a_score_needs_a_loss_and_a_supernet_is_not_made_twice() -> None:
-    import tailor_ir
-
     with pytest.raises(autotailor.UserError, match=r"a score without a loss.*neither"):
         autotailor.Job(model=LIVE["model"], data=X, score=score).config()
     job = autotailor.Job(model=tailor_ir.compile(network(), X[:1]), data=X)
@@ -141,3 +142,31 @@ def test_a_score_needs_a_loss_and_a_supernet_is_not_made_twice() -> None:
             autotailor.UserError, match="has a SuperNet already; allowed: profile_operators, search, export"
         ):
             stage(job)
+
+
+def test_the_largest_subnet_of_a_loop_gets_statistics_of_its_own() -> None:
+    layers = (nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4))
+    net = tailor_ir.compile(nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 2)), X[:1])
+    rng = np.random.default_rng(0)
+    net.elastic.train()
+    for _ in range(20):
+        for subnet in autotailor.sandwich(net, rng):
+            net.elastic.activate(subnet)
+            net.elastic(X)
+    config = autotailor.Job(**{**LIVE, "model": net}).config()
+    assert isinstance(config, RetargetConfig)
+    saved = tailor_ir.load(config.supernet)
+    train = load(config.data, "train")
+    found, polluted = answers(saved), answers(net)
+    saved.set_statistics(saved.recalibrate(saved.max_config, [next(train.batches(len(train)))[0]]))
+    torch.testing.assert_close(found, answers(saved))
+    assert float((polluted - found).abs().amax()) > 0.01
+
+
+def answers(net: tailor_ir.SuperNet) -> torch.Tensor:
+    """Of the largest SubNet."""
+    net.elastic.eval()
+    net.elastic.activate(net.max_config)
+    with torch.no_grad():
+        found: torch.Tensor = net.elastic(X)
+    return found

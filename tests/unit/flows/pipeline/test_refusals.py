@@ -55,6 +55,44 @@ def test_a_network_that_cannot_be(settings: dict[str, Any], line: str, tmp_path:
         check_named(ModelSettings.model_validate(settings))
 
 
+NAMES = {"data": "data.py:splits", "loss": "losses.py:loss", "score": "losses.score:of"}
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        ({}, None),
+        ({"data": "datas.py:splits"}, r"data\.name 'datas\.py:splits': there is no file 'datas\.py'"),
+        ({"data": "data.py:split"}, r"data\.name .*module 'data' has no attribute 'split'\); allowed: module:function"),
+        ({"loss": "losses.py:lss"}, r"problem\.loss .*module 'losses' has no attribute 'lss'"),
+        ({"score": "losses.score:off"}, r"problem\.score .*module 'losses\.score' has no attribute 'off'"),
+        ({"score": "later.py:made"}, None),
+    ],
+)
+def test_functions_of_the_user_that_cannot_be(
+    names: dict[str, str], line: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "losses"
+    package.mkdir()
+    for file, text in {
+        "data.py": "def splits(): raise SystemError('nothing is called')",
+        "losses.py": "raise SystemError('nothing is imported')\nloss = None",
+        "losses/__init__.py": "",
+        "losses/score.py": "def of(): ...",
+        "later.py": "globals()['ma' + 'de'] = 1",
+    }.items():
+        (tmp_path / file).write_text(text)
+    chosen = {**NAMES, **names}
+    problem = {"kind": "own", "loss": chosen["loss"], "score": chosen["score"]}
+    config = RunConfig.model_validate({"data": {"kind": "own", "name": chosen["data"], "own_problem": problem}})
+    if line is None:
+        check_given(config)
+    else:
+        with pytest.raises(UserError, match=line):
+            check_given(config)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"1234", WHOLE[:20], b"\xff" * 64, (2).to_bytes(8, "little") + b"[]", (9).to_bytes(8, "little") + b"[" * 9],
@@ -87,7 +125,7 @@ def test_networks_and_files_that_may_be_pass(name: str, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "net.pt")
     torch.save({"weight": torch.zeros(1)}, tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
     (tmp_path / "other.pt").write_bytes(WHOLE)
-    (tmp_path / "nets.py").write_text("")
+    (tmp_path / "nets.py").write_text("from networks import make")
     (tmp_path / "net.onnx").write_bytes(b"read later")
     check_named(ModelSettings(name=name))
     for checkpoint in ("net.safetensors", "net.pt", "old.pth.tar", "other.pt"):
