@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "model.name=resnet26",
         "model.options={channels:[16,32,64,128]}",
         "base.learning_rate=0.002",
-        "base.epochs=6",
+        "base.epochs=30",
         *SHORT,
     ),
     "texts": ("+preset=texts", "data.images=6000", *SHORT),

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ class OperatorFeature:
         return named
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` gives an equal record."""
+        """Plain data of strict JSON, whose numbers are finite; `from_json` gives an equal record."""
         plain: dict[str, Any] = {
             "operator": self.operator,
             "steps": [
@@ -119,13 +119,13 @@ class OperatorFeature:
                     "op": s.op,
                     "inputs": list(s.inputs),
                     "outputs": list(s.outputs),
-                    "attributes": {k: list(v) if isinstance(v, tuple) else v for k, v in s.attributes},
+                    "attributes": {k: _plain(v) for k, v in s.attributes},
                 }
                 for s in self.steps
             ],
             "input_shapes": [list(s) for s in self.input_shapes],
             "parameter_shapes": [list(s) for s in self.parameter_shapes],
-            "constants": [[c.dtype, list(c.shape), list(c.values)] for c in self.constants],
+            "constants": [[c.dtype, list(c.shape), _plain(c.values)] for c in self.constants],
             "output_shapes": [list(s) for s in self.output_shapes],
             "outputs": list(self.outputs),
             "step_shapes": [list(s) for s in self.step_shapes],
@@ -147,20 +147,32 @@ class OperatorFeature:
                     op=s["op"],
                     inputs=tuple(s["inputs"]),
                     outputs=tuple(s["outputs"]),
-                    attributes=tuple(
-                        sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in s["attributes"].items())
-                    ),
+                    attributes=tuple(sorted((k, _read(v)) for k, v in s["attributes"].items())),
                 )
                 for s in data["steps"]
             ),
             input_shapes=shapes("input_shapes"),
             parameter_shapes=shapes("parameter_shapes"),
-            constants=tuple(ConstantValue(d, tuple(s), tuple(v)) for d, s, v in data["constants"]),
+            constants=tuple(ConstantValue(d, tuple(s), _read(v)) for d, s, v in data["constants"]),
             output_shapes=shapes("output_shapes"),
             outputs=tuple(data["outputs"]),
             step_shapes=shapes("step_shapes"),
             element_types=tuple(sorted(data.get("element_types", {}).items())),
         )
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON; infinities and NaN as {"float": text}, since JSON has no such numbers."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return {"float": repr(value)} if isinstance(value, float) and not isfinite(value) else value
+
+
+def _read(value: Any) -> Any:
+    """The value that `_plain` described."""
+    if isinstance(value, list):
+        return tuple([_read(one) for one in value])
+    return float(value["float"]) if isinstance(value, Mapping) else value
 
 
 class _ModelBuilder:

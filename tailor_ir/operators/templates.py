@@ -4,6 +4,7 @@ A structure is described once, and filled in for every row of sizes.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -20,7 +21,7 @@ from tailor_ir.subnets.standard_operators import set_element_types
 Cluster = tuple[Node, ...]
 
 ANCHORS = frozenset(("Conv", "Linear"))  # BatchNorm and an activation after these run inside them
-LAYOUT = frozenset(("Reshape", "Transpose", "Split", "Squeeze", "Unsqueeze", "Softmax", "MatMul"))
+LAYOUT = frozenset(("Flatten", "Reshape", "Transpose", "Split", "Squeeze", "Unsqueeze", "Softmax", "MatMul"))
 ELEMENTWISE = frozenset(("Add", "Mul", "Div", "Sub", "Where"))
 
 
@@ -29,6 +30,12 @@ class _Sets:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.parent = {name: name for name in names}
+
+    def copy(self) -> "_Sets":
+        """The same sets, which may be joined apart from these."""
+        copied = _Sets(())
+        copied.parent = dict(self.parent)
+        return copied
 
     def __getitem__(self, name: str) -> str:
         while self.parent[name] != name:
@@ -87,9 +94,28 @@ class _Clusters:
         for node in inner.values():
             if node.op == "MatMul" and all(name in self.data for name in node.inputs):
                 products[joined[node.name]] = products.get(joined[node.name], 0) + 1
+        groups: dict[str, list[str]] = {}
         for name in inner:
             if products.get(joined[name], 0) > 1:
-                self.sets.join(name, joined[name])
+                groups.setdefault(joined[name], []).append(name)
+        for names in groups.values():
+            self._join_if_ordered(names)
+
+    def _join_if_ordered(self, names: Sequence[str]) -> None:
+        """Join nodes, unless another operator would then have to run both before and after theirs."""
+        sets = self.sets.copy()
+        for name in names:
+            sets.join(name, names[0])
+        before: dict[str, set[str]] = {}
+        for node in self.nodes:
+            own = sets[node.name]
+            others = {sets[self.producers[v].name] for v in node.inputs if v in self.data and v in self.producers}
+            before.setdefault(own, set()).update(others - {own})
+        try:
+            TopologicalSorter(before).prepare()
+        except CycleError:
+            return
+        self.sets = sets
 
     def _users(self, node: Node) -> Sequence[Node]:
         return [user for output in node.outputs for user in self.consumers.get(output, ())]
