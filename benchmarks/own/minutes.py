@@ -34,7 +34,7 @@ def photos(folder: Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
         pictures.mkdir(parents=True)
         rng, (rows, columns) = np.random.default_rng(0), np.mgrid[:SIZE, :SIZE] / SIZE
         kinds = rng.integers(10, size=PICTURES)
-        waves = [np.sin(40 * (np.cos(kind / 3) * rows + np.sin(kind / 3) * columns) + rng.uniform(6)) for kind in kinds]
+        waves = [np.sin(40 * (np.cos(kind / 3) * rows + np.sin(kind / 3) * columns) + rng.uniform(0, 6)) for kind in kinds]
         noisy = [np.clip(128 + 60 * wave[..., None] + rng.normal(0, 30, (SIZE, SIZE, 3)), 0, 255) for wave in waves]
         for number, pixels in enumerate(noisy):
             Image.fromarray(pixels.astype(np.uint8)).save(pictures / f"{number}.png")
