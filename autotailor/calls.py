@@ -3,13 +3,15 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from torch import nn
 
 import tailor_ir
+from adaptive_runtime.base.errors import AdaptiveError
 from autotailor.live import live_data, live_function, live_network, weights_digest
 from autotailor.results import Stage, Tailored
 from flows.config import RetargetConfig, RetargetStage, RunConfig, RunStage
@@ -18,7 +20,8 @@ from flows.config.validate import of_network, of_samples, validate
 from flows.machine import prepare
 from flows.machine.server import start_server
 from flows.pipeline.refusals import check_given, check_places
-from tailor_ir import Config, SuperNet
+from profiling_agents.messages import AgentError
+from tailor_ir import Config, SuperNet, TailorError
 from tasks.base.errors import UserError
 from tasks.base.own_code import LIVE_NAME
 from tasks.data import load
@@ -28,6 +31,23 @@ from tasks.data.problems import problem_named
 from tasks.evaluation.models.outputs import check_answer
 from tasks.evaluation.subnets import EvaluationData
 from tasks.training.compile import keep_teacher
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+def _short(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """The function, whose errors of one line come without the frames and causes in which Prefect would bury the line."""
+
+    @wraps(function)
+    def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            return function(*args, **kwargs)
+        except (AdaptiveError, TailorError, AgentError) as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
 
 SUPERNETS_FOLDER = "supernets"
 """Folder of SuperNets that loops of users have trained, below the output folder."""
@@ -124,6 +144,7 @@ class Job:
         return config
 
 
+@_short
 def tailor(
     model: nn.Module | str | Path,
     data: Any,
@@ -149,6 +170,7 @@ def tailor(
     )  # fmt: skip
 
 
+@_short
 def resume(
     net: SuperNet,
     data: Any,
@@ -173,28 +195,33 @@ def resume(
     )  # fmt: skip
 
 
+@_short
 def compile(job: Job) -> Stage:
     """The SuperNet before its training, as `autotailor compile` makes it: `compile(job).supernet`."""
     (found,) = _stages(job, "compile").values()
     return found
 
 
+@_short
 def finetune(job: Job) -> Stage:
     """The trained SuperNet, as `autotailor finetune` makes it: `finetune(job).supernet`."""
     (found,) = _stages(job, "finetune").values()
     return found
 
 
+@_short
 def profile_operators(job: Job) -> dict[str, Stage]:
     """The look-up table of each device, as `autotailor profile` makes it: `profile_operators(job)["ncnn"].table`."""
     return _stages(job, "profile")
 
 
+@_short
 def search(job: Job) -> dict[str, Stage]:
     """The front of each device as predicted, as `autotailor search` makes it: `search(job)["ncnn"].table`."""
     return _stages(job, "search")
 
 
+@_short
 def export(job: Job) -> Tailored:
     """The checked and measured files, as `autotailor export` makes them: all of `tailor` except the report."""
     return _tailored(job, "export")

@@ -31,10 +31,12 @@ def photos(folder: Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """An .onnx file of a ResNet-18 and a folder of pictures of gratings without labels."""
     file, pictures = folder / "net.onnx", folder / "pictures"
     if not file.exists():
-        pictures.mkdir(parents=True)
+        pictures.mkdir(parents=True, exist_ok=True)
         rng, (rows, columns) = np.random.default_rng(0), np.mgrid[:SIZE, :SIZE] / SIZE
         kinds = rng.integers(10, size=PICTURES)
-        waves = [np.sin(40 * (np.cos(kind / 3) * rows + np.sin(kind / 3) * columns) + rng.uniform(0, 6)) for kind in kinds]
+        waves = [
+            np.sin(40 * (np.cos(kind / 3) * rows + np.sin(kind / 3) * columns) + rng.uniform(0, 6)) for kind in kinds
+        ]
         noisy = [np.clip(128 + 60 * wave[..., None] + rng.normal(0, 30, (SIZE, SIZE, 3)), 0, 255) for wave in waves]
         for number, pixels in enumerate(noisy):
             Image.fromarray(pixels.astype(np.uint8)).save(pictures / f"{number}.png")

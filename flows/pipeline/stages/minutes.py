@@ -224,7 +224,8 @@ def _trained(stage: PlannedStage, costs: Costs, config: FlowConfig, training: _T
         return stage
     settings = getattr(with_settings(config, training.settings), stage.stage)
     steps = costs.base_steps if stage.stage == "base" else costs.steps
-    does = f"{settings.steps_of(steps) / steps:.3g} epochs, {settings.steps_of(steps)} steps"
+    count = settings.steps_of(steps)
+    does = f"{count} steps, {count / steps:.3g} x the samples"
     return PlannedStage(stage=stage.stage, seconds=stage.seconds + own_s, does=does)
 
 

@@ -170,3 +170,15 @@ def answers(net: tailor_ir.SuperNet) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = net.elastic(X)
     return found
+
+
+@pytest.mark.parametrize("call", [autotailor.tailor, autotailor.compile, autotailor.export])
+def test_bad_input_is_one_line_without_the_frames_of_libraries(call: Callable[..., Any]) -> None:
+    given: dict[str, Any] = {"model": LIVE["model"], "data": X, "devices": ["ncn"]}
+    if call is not autotailor.tailor:
+        given = {"job": autotailor.Job(**given)}
+    with pytest.raises(autotailor.UserError, match=r"'ncn' is no option; allowed: .*did you mean 'ncnn'") as raised:
+        call(**given)
+    assert [frame.name for frame in raised.traceback][1:] == ["called"]
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__

@@ -104,8 +104,8 @@ def test_settings_of_the_user_stay() -> None:
     plan = planned(costs_of(), config_of(20, "finetune.epochs=3", "refine.candidates=5", "base.epochs=2"), TABLE, 10)
     assert not {"finetune.epochs", "base.epochs", "refine.candidates"} & plan.settings.keys()
     trained = {one.stage: one.does for one in plan.stages}
-    assert trained["finetune"] == "3 epochs, 60 steps"
-    assert trained["base"] == "2 epochs, 40 steps"
+    assert trained["finetune"] == "60 steps, 3 x the samples"
+    assert trained["base"] == "40 steps, 2 x the samples"
 
 
 def test_stages_that_need_no_training_come_first_and_none_before_its_needs() -> None:
