@@ -3,6 +3,8 @@
 python -m benchmarks.own.keypoints
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -51,8 +53,8 @@ def main() -> None:
     """Train, and tailor."""
     loader = DataLoader(samples(2400), batch_size=64, shuffle=True)
     model = fit(network(), loader, loss, epochs=12)
-    devices = ["onnxruntime", "ncnn"]
-    show(autotailor.tailor(model, loader, loss=loss, score=pck, devices=devices, output_dir="outputs/keypoints"))
+    asked: dict[str, Any] = {"devices": ["onnxruntime", "ncnn"], "minutes": 5, "output_dir": "outputs/keypoints"}
+    show(autotailor.tailor(model, loader, loss=loss, score=pck, **asked))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main() -> None:
     """Prepare, and tailor."""
     if not (FOLDER / "net.onnx").exists():
         prepare()
-    show(autotailor.tailor(FOLDER / "net.onnx", FOLDER / "pictures", output_dir=FOLDER))
+    show(autotailor.tailor(FOLDER / "net.onnx", FOLDER / "pictures", minutes=5, output_dir=FOLDER))
 
 
 if __name__ == "__main__":
