@@ -44,8 +44,9 @@ def test_the_readme_names_the_network_of_the_demo() -> None:
     assert f"bundled noisy digits, {shown}," in (ROOT / "docs" / "getting-started.md").read_text()
 
 
-def test_the_first_words_of_the_readme_name_the_task_that_commands_are_for() -> None:
+def test_the_first_words_of_the_readme_name_the_tasks_that_are_built_in() -> None:
     _, first, *_ = (ROOT / "README.md").read_text().split("\n\n")
     words = " ".join(first.split())
-    assert "the commands, are for classification of images" in words
+    assert "Built in are classification of images" in words
+    assert "your own samples, loss and score" in words
     assert not re.search(r"\b(any|every) (dnn|(neural )?network|model)\b", words, re.IGNORECASE)
