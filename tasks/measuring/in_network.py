@@ -29,7 +29,7 @@ from tasks.measuring.lut import Entry, json_text, now
 from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.networks import ForeignLayersError, WholeSubNet
 from tasks.measuring.operators import covering_codes
-from tasks.measuring.settings import ENOUGH_TIMES
+from tasks.measuring.settings import ENOUGH_TIMES, enough_times
 from tasks.measuring.trials import CandidateNames, Example, ImplementationRules, SubNetBuilder, Trial, mixed, studied
 
 LayerTimes = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]
@@ -102,7 +102,8 @@ class Seen:
 class Bench:
     """A device and its settings for timing SubNets. `text`: the `settings` of entries. `file`: one line per trial.
 
-    subnets_per_operator: number of SubNets in which each operator is timed, if so many SubNets are timed.
+    subnets_per_operator: number of SubNets in which each operator is timed, if so many SubNets are timed; fewer of SubNets
+    that run for long (`enough_times`), unless operators have several implementations.
     """
 
     meter: Meter
@@ -121,12 +122,11 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
     different moments. State "fused": the device runs no layer for the operator, and its neighbours' times include it. State
     "failed": no SubNet with the operator could be measured. AgentError when the device is gone; call again with the same file.
     """
-    rng = np.random.default_rng(bench.settings.seed)
-    codes = covering_codes(net, set(todo.values()), rng, bench.subnets_per_operator)
-    configs = [net.space.decode(code) for code in codes]
     device = bench.meter.capabilities()
     builder = SubNetBuilder(net, device.formats[0], bench.limits, device.precision)
     candidates = builder.implementations(todo)
+    times = bench.subnets_per_operator if candidates else _times(builder, todo, bench)
+    configs = _covering(net, todo, bench, times)
     lines = _measured(builder, configs, candidates, bench)
     seen = _seen(lines)
     reasons: dict[str, str] = {}
@@ -140,6 +140,20 @@ def entries(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench) ->
         names = [name for name in ("", *candidates.get(digest, ())) if seen.get((digest, name))]
         found += [_entry(feature, seen.get((digest, name), ()), bench, name, reason) for name in names or ("",)]
     return found, _summary(found, candidates, lines, len(configs))
+
+
+def _covering(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench, times: int) -> list[Config]:
+    """SubNets in which each operator is timed so often; fewer times give the first of the same SubNets."""
+    codes = covering_codes(net, set(todo.values()), np.random.default_rng(bench.settings.seed), times)
+    return [net.space.decode(code) for code in codes]
+
+
+def _times(builder: SubNetBuilder, todo: Mapping[str, OperatorFeature], bench: Bench) -> int:
+    """Number of SubNets in which each operator is timed, by the latencies of SubNets that are timed in any case."""
+    lines = _measured(builder, _covering(builder.net, todo, bench, 1), {}, bench)
+    found_ms = [line["p50_ms"] for line in lines if line["p50_ms"] is not None]
+    run_ms = float(np.median(found_ms)) if found_ms else 0.0
+    return enough_times(bench.settings, run_ms, bench.subnets_per_operator)
 
 
 def chosen_in(net: SuperNet, bench: Bench) -> ChosenImplementations:

@@ -1,5 +1,6 @@
 """Settings for timing operators and SubNets, and for comparing the outputs of SubNets."""
 
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,9 +17,26 @@ if TYPE_CHECKING:
 
 ENOUGH_TIMES = 20
 """Number of SubNets in which each operator is timed."""
+FEWEST_TIMES = 5
+"""The same for SubNets that run for long: the sums of operators in SubNets of 190 to 250 ms differed by at most 0.2 % from
+those by up to `ENOUGH_TIMES` SubNets; those of short SubNets differed by far more.
+"""
+LAYER_RUNS = 5
+"""Fewest runs of a SubNet in which a device times its layers."""
 
 HANDLING_MS = 15.0
 """Time for upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""
+
+
+def enough_times(settings: MeasureSettings, run_ms: float, most: int) -> int:
+    """Number of SubNets in which an operator is timed, if one run of a SubNet takes `run_ms`: `most` for short SubNets.
+
+    Layers of a long SubNet are timed for longer than `layers_ms`. In fewer of them an operator is timed as long in all.
+    """
+    lasts_ms = LAYER_RUNS * run_ms
+    if lasts_ms <= settings.layers_ms:
+        return most
+    return min(most, max(FEWEST_TIMES, ceil(most * settings.layers_ms / lasts_ms)))
 
 
 class TimingSettings(Strict):

@@ -26,7 +26,7 @@ from tasks.base.progress import Silent
 from tasks.base.schemas.stored import Record
 from tasks.data.settings import TEACHER_FILE
 from tasks.evaluation.settings import EvaluationSettings
-from tasks.measuring.settings import HANDLING_MS
+from tasks.measuring.settings import HANDLING_MS, enough_times
 
 if TYPE_CHECKING:
     from tailor_ir import SuperNet
@@ -315,16 +315,21 @@ def _device(net: SuperNet, config: FlowConfig, run: Run, name: str, per_operator
     operators = {feature.digest: feature for feature in net.unique_operators()}
     assert settings.store is not None, "a device's settings have the store of the run"
     todo = set(unknown(settings, open_table(settings, settings.store, capabilities), operators).values())
-    by_layer = settings.method == "in situ"
+    by_layer, implementations = settings.method == "in situ", "ncnn" in capabilities.formats
+    run_ms = profile.batch * fmean(one.p50_ms or 0.0 for one in found.subnets)
+
+    def subnets(most: int) -> int:
+        return _covering(net, todo, most if implementations else enough_times(settings.subnet, run_ms, most))
+
     device = DeviceCosts(
         make_s=0.0,
-        run_s=1e-3 * profile.batch * fmean(one.p50_ms or 0.0 for one in found.subnets),
+        run_s=1e-3 * run_ms,
         choices=sum(
             len(option.choices) - 1 for option in capabilities.engine_options if not (by_layer and option.by_operator)
         ),
-        implementations="ncnn" in capabilities.formats,
+        implementations=implementations,
         here=profile.is_here,
-        subnets={count: _covering(net, todo, count) for count in {*per_operator, settings.subnets_per_operator}},
+        subnets={count: subnets(count) for count in {*per_operator, settings.subnets_per_operator}},
     )
     return device.model_copy(update={"make_s": max(0.0, seconds - timing_s(device, feasibility.SETTINGS))})
 

@@ -12,8 +12,11 @@ import onnx
 import pytest
 import timm
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tailor_ir
+from profiling_agents.backends.base import LEAST_RUNS
 from profiling_agents.client import AgentClient, ModelJob, local_agent
 from profiling_agents.messages import MeasureSettings
 from tasks.base.artifacts import read_lines
@@ -22,6 +25,7 @@ from tasks.evaluation.conversion import onnx_of
 from tasks.evaluation.ncnn.conversion import ConversionLimits, convert, convert_operators
 from tasks.evaluation.ncnn.files import NcnnFiles
 from tasks.evaluation.quantise.qdq import int8_operator, int8_to_time
+from tasks.measuring import in_network as insitu
 from tasks.measuring import operators as enumerate_stage
 from tasks.measuring import profile
 from tasks.measuring.in_network import MeasuredLine, OperatorTimes, layer_overhead_ms, without_overhead
@@ -29,6 +33,7 @@ from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.measuring.operators import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
 from tasks.measuring.profile import plan
+from tasks.measuring.settings import FEWEST_TIMES, LAYER_RUNS, enough_times
 from tasks.prediction.latency import UNCORRECTED, subnet_ms
 from tests.support.ir.networks import perturb
 
@@ -99,6 +104,34 @@ def test_fewer_subnets_have_all_operators_where_each_is_wanted_in_fewer() -> Non
     seen = Counter(feature for code in few for feature in set(net.operators(net.space.decode(code))))
     assert seen.keys() == wanted
     assert np.median(list(seen.values())) < ENOUGH_TIMES
+
+
+@given(run_ms=st.floats(0, 1e4), longer_ms=st.floats(0, 1e4), most=st.integers(1, 1000))
+def test_operators_of_longer_subnets_are_timed_in_fewer_but_for_as_long(
+    run_ms: float, longer_ms: float, most: int
+) -> None:
+    times = enough_times(SUBNET, run_ms, most)
+    assert min(most, FEWEST_TIMES) <= enough_times(SUBNET, run_ms + longer_ms, most) <= times <= most
+    assert times * max(SUBNET.layers_ms, LAYER_RUNS * run_ms) >= most * SUBNET.layers_ms * (1 - 1e-9)
+    assert LAYER_RUNS == LEAST_RUNS
+
+
+def test_a_network_that_runs_for_long_is_profiled_in_the_first_of_the_subnets_of_a_short_one(tmp_path: Path) -> None:
+    net = compiled("test_resnet")
+    todo = {feature.digest: feature for feature in net.unique_operators()}
+    covers = [
+        [net.space.decode(code) for code in covering_codes(net, set(todo.values()), np.random.default_rng(0), times)]
+        for times in (1, FEWEST_TIMES, ENOUGH_TIMES)
+    ]
+    assert covers[0] == covers[1][: len(covers[0])]
+    assert covers[1] == covers[2][: len(covers[1])]
+    brief = SUBNET.model_copy(update={"layers_ms": 1e-3, "time_cap_ms": 4.0})  # any run is long beside it
+    with one_agent("onnxruntime", "fp32") as client, client.lease():
+        bench = insitu.Bench(client, brief, "", SETTINGS.limits, tmp_path / "lines", Silent())
+        entries, _ = insitu.entries(net, todo, bench)
+    assert [line["config"] for line in read_lines(tmp_path / "lines")] == covers[1]
+    assert {entry.digest for entry in entries} == todo.keys()
+    assert {entry.state for entry in entries} <= {"ok", "fused"}
 
 
 def timed(state: Literal["ok", "failed"], operators: OperatorTimes, p50_ms: float | None) -> MeasuredLine:
