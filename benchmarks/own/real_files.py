@@ -33,6 +33,7 @@ QUICK = (
     "+preset=quick",
     "finetune.epochs=2",
     "finetune.batch_size=8",
+    "finetune.learning_rate=0.0005",  # the weights are trained; that of the preset is for random ones
     "predict.random_subnets=6",
     "search.budget_count=3",
     "export.formats=[onnx]",
