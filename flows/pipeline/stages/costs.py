@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from tasks.evaluation.settings import EvaluationSettings
 from tasks.measuring.settings import HANDLING_MS, enough_times
 
 if TYPE_CHECKING:
+    from profiling_agents.client import AgentClient
     from tailor_ir import SuperNet
     from tasks.data import Dataset, load_splits
     from tasks.data.dataset import remember
@@ -307,10 +308,16 @@ def _training_times(config: FlowConfig, train: Dataset, supernet: Path, folder: 
 def _device(net: SuperNet, config: FlowConfig, run: Run, name: str, per_operator: Sequence[int]) -> DeviceCosts:
     """The costs of one device, by its measurement of the largest and the smallest SubNet."""
     profile, settings = config.device[name], config.profile_of(name)
-    asked = feasibility.AskedDevice(name, partial(run.devices.exclusive, name))
-    began_s = time.monotonic()
-    found = feasibility.measured(net, [asked], (), 0.0)[name]
-    seconds = (time.monotonic() - began_s) / len(found.subnets)
+    begun_s: list[float] = []
+
+    @contextmanager
+    def exclusive() -> Iterator[AgentClient]:
+        with run.devices.exclusive(name) as client:
+            begun_s.append(time.monotonic())  # the device is free of other runs, and its agent has started
+            yield client
+
+    found = feasibility.measured(net, [feasibility.AskedDevice(name, exclusive)], (), 0.0)[name]
+    seconds = (time.monotonic() - begun_s[0]) / len(found.subnets)
     capabilities = run.devices.capabilities(name)
     operators = {feature.digest: feature for feature in net.unique_operators()}
     assert settings.store is not None, "a device's settings have the store of the run"
