@@ -46,7 +46,7 @@ def main() -> None:
     digits = load_splits(DataSettings(kind="noisy_digits", images=3000))["train"]
     images, labels = next(digits.batches(len(digits), seed=0, augment=False))
     model = trained(images, labels)
-    show(autotailor.tailor(model, images, minutes=5, output_dir="outputs/embedding"))
+    show(autotailor.tailor(model, images, minutes=3, output_dir="outputs/embedding"))
 
 
 if __name__ == "__main__":

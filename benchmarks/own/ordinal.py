@@ -48,7 +48,7 @@ def main() -> None:
     """Train, and tailor."""
     loader = DataLoader(samples(2400), batch_size=64, shuffle=True)
     model = fit(network(), loader, loss, epochs=10)
-    show(autotailor.tailor(model, loader, loss=loss, score=score, minutes=5, output_dir="outputs/ordinal"))
+    show(autotailor.tailor(model, loader, loss=loss, score=score, minutes=3, output_dir="outputs/ordinal"))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main() -> None:
     loader = DataLoader(Scenes(2400), batch_size=64, shuffle=True)
     model = fit(Arm(), loader, loss, epochs=12, inputs=("image", "angles"))
     data = autotailor.Data(loader, inputs=["image", "angles"], classes=["out of reach", "within reach"])
-    show(autotailor.tailor(model, data, loss=loss, score=score, minutes=5, output_dir="outputs/two_inputs"))
+    show(autotailor.tailor(model, data, loss=loss, score=score, minutes=3, output_dir="outputs/two_inputs"))
 
 
 if __name__ == "__main__":
