@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tailor_ir.operators.features import OperatorFeature, operator_model
     from tailor_ir.operators.table import OperatorTerm, PlacedOperator, PlacedOperators
     from tailor_ir.partition import HandedValue, OperatorFlow, PrePartition, SubnetDataflow, find_flows
+    from tailor_ir.reading.files import note_type
     from tailor_ir.reading.trace import load_onnx
     from tailor_ir.spaces.kinds import KINDS
     from tailor_ir.spaces.selectors import OF_SEVERAL, Choice, Config, Variable, asks_for_exits, choice_text
@@ -81,6 +82,7 @@ __all__ = [
     "load",
     "load_onnx",
     "load_spec",
+    "note_type",
     "operator_model",
     "trim_kernels",
 ]

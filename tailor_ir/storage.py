@@ -29,6 +29,7 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
             "input_types": graph.input_types,
             "batch_axes": graph.batch_axes,
             "given_types": graph.given_types,
+            "given_values": graph.given_values,
             "outputs": graph.outputs,
             "shapes": dict(graph.shapes),
             "parameters": graph.parameters,
@@ -89,6 +90,7 @@ def _graph(data: dict[str, Any]) -> Graph:
         input_types=tuple(data.get("input_types", ())),
         batch_axes=tuple(data.get("batch_axes", ())),
         given_types=tuple(data.get("given_types", ())),
+        given_values=tuple((name, kind) for name, kind in data.get("given_values", ())),
     )
 
 

@@ -26,6 +26,10 @@ from tailor_ir.reading.trace import TRACE_BATCH, copied
 OTHERS = {TensorProto.FLOAT16: "float16", TensorProto.DOUBLE: "float64", TensorProto.BFLOAT16: "bfloat16"}
 """Floating-point types that are read as float32, with torch's names."""
 LOW = (torch.float16, torch.bfloat16)
+GIVEN_TYPE = "autotailor.given_type"
+"""Key, in a value's metadata, of the element type that it had before a rewriting of the file."""
+EXCHANGED = frozenset(("float16", "float32", "float64", "int32", "int64", "int8", "uint8"))
+"""Element types that exported files take and give."""
 TYPE_ATTRIBUTES = frozenset(("to", "dtype", "stash_type", "output_dtype", "softmax_precision"))
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -39,6 +43,24 @@ def read_as_float32(model: onnx.ModelProto) -> dict[str, str]:
     for graph in _graphs(model.graph):
         _convert(graph)
     return {name: OTHERS[kind] for name, kind in given.items() if kind in OTHERS}
+
+
+def note_type(value: onnx.ValueInfoProto) -> None:
+    """Keep the element type of an input or output in its metadata, before it is given another one."""
+    value.metadata_props.add(key=GIVEN_TYPE, value=_type_of(value))
+
+
+def given_value(value: onnx.ValueInfoProto) -> tuple[str, str]:
+    """Name and element type of an input or output of a given file; type "" if exported files have one of their own."""
+    kind = next((one.value for one in value.metadata_props if one.key == GIVEN_TYPE), _type_of(value))
+    return value.name, kind if kind in EXCHANGED else ""
+
+
+def _type_of(value: onnx.ValueInfoProto) -> str:
+    kind = value.type.tensor_type.elem_type
+    if kind in (TensorProto.UNDEFINED, TensorProto.BFLOAT16):
+        return ""
+    return onnx.helper.tensor_dtype_to_np_dtype(kind).name
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -122,7 +144,7 @@ def module_in_float32(module: nn.Module, examples: ExampleInputs) -> Float32Modu
 
 def float_remark(kinds: str) -> str:
     """Remark on a network that is read as float32."""
-    return f"the network is in {kinds}: it is read as float32, and its SubNets and exported files are float32"
+    return f"the network is in {kinds}: it is read as float32, and its SubNets and the weights of exported files are float32"
 
 
 def float32_copy(module: nn.Module, examples: ExampleInputs) -> tuple[nn.Module, ExampleInputs] | None:

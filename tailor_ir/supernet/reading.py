@@ -27,6 +27,7 @@ from tailor_ir.reading.files import (
     InputLayout,
     as_float32,
     folded_norms,
+    given_value,
     inputs_of,
     layouts_of,
     module_in_float32,
@@ -293,8 +294,10 @@ def _read(
 ) -> ReadNetwork:
     types = tuple(prepared.given_types.get(name, graph.input_type(name)) for name in graph.inputs)
     kept = (kept_constant(name, value) for name, value in layout.constants.items())
+    ends = [*(one for name, one in inputs_of(given).items() if name in graph.inputs), *given.graph.output]
+    values = tuple(map(given_value, ends)) if len(ends) == len(graph.inputs) + len(graph.outputs) else ()
     return ReadNetwork(
-        graph=replace(graph, given_types=types if prepared.given_types else ()),
+        graph=replace(graph, given_types=types if prepared.given_types else (), given_values=values),
         tensors=tensors,
         origin=PlainFile(model=prepared.model, constants=layout.constants),
         remarks=(*prepared.remarks, *kept),

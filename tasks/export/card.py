@@ -169,6 +169,7 @@ def markdown(card: exports.Card) -> str:
             ("format", "files", "bytes", "checked in", "difference from torch, of int8 from onnxruntime", "allowed"),
             [_file_row(name, file) for name, file in card.files.items()],
         ),
+        _other_types(card.files),
         *_quantised(card.files.values()),
         *_exits(card.files),
         *_memory(card.files.get("onnx")),
@@ -188,6 +189,16 @@ def markdown(card: exports.Card) -> str:
         "" if card.digest == exports.AS_GIVEN else _own_tensors(card.adapted),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _other_types(files: Mapping[str, exports.ExportedFile]) -> str:
+    """Files whose inputs have another type than those of the card, which other formats take."""
+    told = [
+        f"{name} takes {', '.join(f'`{one.name}` in {one.type}' for one in file.run.inputs)}"
+        for name, file in files.items()
+        if file.run is not None and any(one.type not in ("float32", "int64") for one in file.run.inputs)
+    ]
+    return f"As in the given file, {'; '.join(told)}: cast to it for these files, and not for others." if told else ""
 
 
 def _title(card: exports.Card) -> tuple[str, str]:

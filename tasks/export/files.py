@@ -33,7 +33,7 @@ from tasks.base.errors import shortened
 from tasks.base.progress import Progress
 from tasks.base.schemas.exports import Card, FileRun, Int8File, Latency, PlannedMemory
 from tasks.base.schemas.placed import OWN_CHOICES, ChosenImplementations
-from tasks.data.batches import Inputs, answers, concatenated, rows, samples_in, tensors
+from tasks.data.batches import Inputs, answers, concatenated, each, rows, samples_in, tensors
 from tasks.data.source import arrays
 from tasks.data.teacher import OnnxNetwork
 from tasks.evaluation.conversion import ConversionError, ConversionLimits, onnx_of, run_limited
@@ -43,7 +43,7 @@ from tasks.evaluation.ncnn.files import masks_of
 from tasks.evaluation.quantise import QuantisedSubNet, quantise
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.adapted import Adapted, own_tensors
-from tasks.export.onnx_files import ARCHIVE_FILE, BATCHES, dynamic_batch, fact_file, tell
+from tasks.export.onnx_files import ARCHIVE_FILE, BATCHES, as_given, dynamic_batch, fact_file, tell
 from tasks.export.running import INPUT, archive_run, file_tensor, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
@@ -120,7 +120,7 @@ class Builder:
         """The files of one format, with the facts of the card. ConversionError if there are none."""
         match name:
             case "onnx":
-                return self._run_by_agent(self._onnx_jobs(card, tell(self._onnx(card.config, statistics), card)))
+                return self._run_by_agent(self._onnx_jobs(card, self._onnx(card.config, statistics)))
             case "onnx_int8":
                 return self._int8(card, statistics)
             case "torch":
@@ -148,8 +148,13 @@ class Builder:
         return dynamic_batch([onnx_of(self.net, config, statistics, batch) for batch in BATCHES])
 
     def _onnx_jobs(self, card: Card, model: bytes) -> list[ModelJob]:
+        """The model with inputs and outputs as in the given file, and with the facts of the card, for each checked batch.
+
+        Beside a bundle it keeps the SuperNet's own: the files of a bundle take the same arrays.
+        """
         sizes = sorted({1, self.settings.check_images}) if self.settings.dynamic_batch else [self.net.batch]
-        return [onnx_job(card.digest, model, batch) for batch in sizes]
+        content = tell(as_given(model, () if self.settings.bundle else self.net.structure.graph.given_values), card)
+        return [onnx_job(card.digest, content, batch) for batch in sizes]
 
     def quantised(self, config: Config) -> QuantisedSubNet:
         """A SubNet in int8, made once. ConversionError if it has no such file."""
@@ -169,13 +174,15 @@ class Builder:
         exact, found = self._onnx(card.config, statistics), self.quantised(card.config)
         record = self._beside_fp32(found, exact, card)
         of_int8 = {"accuracy": found.accuracy, **({"latency": record.latency} if record.latency else {})}
-        jobs = self._onnx_jobs(card, tell(found.content, card.model_copy(update=of_int8)))
+        jobs = self._onnx_jobs(card.model_copy(update=of_int8), found.content)
         local = OnnxNetwork(found.content)
         return replace(
             self._run_by_agent(jobs),
             precision="int8",
             int8=record,
-            reference=lambda images: local(*map(torch.from_numpy, unpacked(images))).numpy(),
+            reference=lambda images: side_by_side(
+                [one.numpy() for one in tensors(local(*map(torch.from_numpy, unpacked(images))))]
+            ),
         )
 
     def _beside_fp32(self, found: QuantisedSubNet, exact: bytes, card: Card) -> Int8File:
@@ -201,13 +208,14 @@ class Builder:
         client = self.runtime(jobs[0].format)
         found = client.capabilities()
         computes: Precision = "fp32" if found.precision == "int8" else found.precision  # the file is not quantised
+        run = run_of(found, jobs[0]).model_copy(update={"precision": computes})
         return Made(
             contents=jobs[0].files,
             precision=computes if stored is None or computes != "fp32" else stored,
             runtime=found.backend,
             on_device=client is self.client,
-            outputs=lambda images: np.concatenate([_outputs(client, job, images) for job in jobs]),
-            run=run_of(found, jobs[0]).model_copy(update={"precision": computes}),
+            outputs=lambda images: np.concatenate([_outputs(client, job, images, run) for job in jobs]),
+            run=run,
         )
 
     def runtime(self, model_format: Format) -> AgentClient:
@@ -264,16 +272,26 @@ class Builder:
 def references(
     net: SuperNet, module: Callable[..., torch.Tensor], config: Config, images: EvaluationData, count: int
 ) -> tuple[Images, Images]:
-    """Real samples as images (N, C, H, W), `count` if there are so many, and torch's outputs for them."""
+    """Real samples as images (N, C, H, W), `count` if there are so many, and torch's outputs for them.
+
+    They are rounded to the types of the given file's inputs: scaled pixels are no whole numbers.
+    """
     some: list[Inputs] = []
     for batch, _ in images.batches(net.input_size(config)):
         some.append(batch)
         if sum(map(samples_in, some)) >= count:
             break
     x = rows(concatenated(some), 0, count)
+    given, names = dict(net.structure.graph.given_values), iter(net.structure.graph.inputs)
+    x = each(x, lambda one: _rounded(one, given.get(next(names), "")))
     with torch.inference_mode():
         found = tensors(answers(module, x))
         return arrays(x, net.structure.graph.inputs), side_by_side([one.cpu().numpy() for one in found])
+
+
+def _rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Real numbers as another type can hold them, in their own type; "": any."""
+    return x.to(getattr(torch, kind)).to(x.dtype) if kind and x.is_floating_point() else x
 
 
 def side_by_side(outputs: Sequence[Images]) -> Images:
@@ -283,8 +301,16 @@ def side_by_side(outputs: Sequence[Images]) -> Images:
     return np.concatenate([one.reshape(len(one), -1) for one in outputs], axis=1)
 
 
-def _outputs(client: AgentClient, job: ModelJob, images: Images) -> Images:
-    return in_batches(images, job.input_shapes[0][0], lambda x: side_by_side(client.run(job, unpacked(x))))
+def _outputs(client: AgentClient, job: ModelJob, images: Images, run: FileRun) -> Images:
+    def answers_to(x: Images) -> Images:
+        return side_by_side(client.run(job, in_types_of(run, x)))
+
+    return in_batches(images, job.input_shapes[0][0], answers_to)
+
+
+def in_types_of(run: FileRun, samples: Images) -> list[Images]:
+    """A batch of each input, in the types that the file takes."""
+    return [one.astype(given.type, copy=False) for one, given in zip(unpacked(samples), run.inputs, strict=True)]
 
 
 def in_batches(images: Images, batch: int, run: Callable[[Images], Images]) -> Images:
@@ -322,6 +348,9 @@ def _planned(
     if device.cpu_model != cpu_model():
         raise ConversionError(f"it would be optimised for {cpu_model()}; the device has {device.cpu_model}")
     model = onnx.load_model_from_string(made.contents[0])
+    assert made.run is not None
+    run = made.run
+    (images,) = in_types_of(run, images)
     x_BCHW = np.resize(images, net.input_shape(card.config)).astype(images.dtype)
     name = model.graph.input[0].name
     try:
@@ -337,7 +366,7 @@ def _planned(
     session = onnxruntime.InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
 
     def outputs(some: Images) -> Images:
-        return in_batches(some, net.batch, lambda x: side_by_side(session.run(None, {name: x})))
+        return in_batches(some, net.batch, lambda x: side_by_side(session.run(None, {name: in_types_of(run, x)[0]})))
 
     return replace(
         made,

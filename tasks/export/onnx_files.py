@@ -1,4 +1,6 @@
-"""ONNX models for any batch, made from models for two batches; and facts inside exported files, the same in every format."""
+"""ONNX models for any batch, made from models for two batches; inputs and outputs as in the given file; and facts inside
+exported files, the same in every format.
+"""
 
 import json
 from collections.abc import Sequence
@@ -102,6 +104,39 @@ def _follow(name: str, value: np.ndarray, other: np.ndarray) -> tuple[list[onnx.
         repeated = helper.make_node("Expand", [f"{name}/one", f"{name}/shape"], [name])
         return [joined, repeated], [constant("rest", rest_shape), constant("one", value[:1])]
     raise ConversionError(f"'{name}' depends on the batch in a way that is not linear")
+
+
+def as_given(model: bytes, values: Sequence[tuple[str, str]]) -> bytes:
+    """The model with the names and element types of inputs and outputs in the given file; types are changed by Casts.
+
+    values: name and type of each input, then of each output (`Graph.given_values`); (): no file was given.
+    """
+    if not values:
+        return model
+    loaded = onnx.load_from_string(model)
+    graph = loaded.graph
+    renamed = {name: f"{name}/own" for name, _ in values}  # an inner value may have the name of an output
+    first, last = list[onnx.NodeProto](), list[onnx.NodeProto]()
+    for place, (value, (name, wanted)) in enumerate(zip((*graph.input, *graph.output), values, strict=True)):
+        own = value.type.tensor_type.elem_type
+        given = helper.np_dtype_to_tensor_dtype(np.dtype(wanted)) if wanted else own
+        inner = renamed[value.name] = name if own == given else f"{name}/cast"
+        if own != given and place < len(graph.input):
+            first.append(helper.make_node("Cast", [name], [inner], name=inner, to=own))
+        elif own != given:
+            last.append(helper.make_node("Cast", [inner], [name], name=inner, to=given))
+        value.name, value.type.tensor_type.elem_type = name, given
+    for tensor in graph.initializer:
+        tensor.name = renamed.get(tensor.name, tensor.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(one, one) for one in names]
+    nodes = [*first, *graph.node, *last]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    onnx.checker.check_model(loaded)
+    content: bytes = loaded.SerializeToString()
+    return content
 
 
 PRODUCER = "autotailor"

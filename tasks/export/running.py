@@ -49,6 +49,17 @@ WORDS = {
 """Settings whose values programs spell differently."""
 TF32_OFF = '("CUDAExecutionProvider", {"use_tf32": 0})'
 """With TF32, "fp32" would name another precision."""
+CPP_TYPES: Mapping[str, tuple[str, str]] = {
+    "float32": ("f32", "float"),
+    "float64": ("f64", "double"),
+    "float16": ("f16", "Ort::Float16_t"),
+    "int64": ("i64", "int64_t"),
+    "int32": ("i32", "int32_t"),
+    "int8": ("i8", "int8_t"),
+    "uint8": ("u8", "uint8_t"),
+    "bool": ("u8", "bool"),
+}
+"""Suffix of files with numbers of a type, and its name in C++."""
 FileShape = tuple[int | None, ...]
 INPUT = "input"
 """Name of the only input of an archive."""
@@ -113,7 +124,7 @@ def _tensors_of(job: ModelJob) -> dict[str, tuple[FileTensor, ...]]:
         shapes |= dict(zip(job.output_names, job.output_shapes or (), strict=True))
     return {
         "inputs": tuple(file_tensor(name, shapes[name], types.get(name, "float32")) for name in job.input_names),
-        "outputs": tuple(FileTensor(name=name, shape=shapes[name]) for name in job.output_names),
+        "outputs": tuple(file_tensor(name, shapes[name], types.get(name, "float32")) for name in job.output_names),
     }
 
 
@@ -185,18 +196,19 @@ def _described(run: FileRun, on_device: bool) -> dict[str, Any]:
         "inputs": inputs,
         "input_text": " and ".join(f"{one['type']} numbers of {one['text']}" for one in inputs),
         "outputs": [one.name for one in run.outputs],
+        "output_types": [CPP_TYPES[one.type][1] for one in run.outputs],
     }
 
 
 def _input_fields(one: FileTensor, stem: str) -> dict[str, Any]:
     """An input in the spelling of programs. stem: of the file from which they read it."""
     sizes = tuple(size or 1 for size in one.shape)
-    floats = one.type == "float32"
+    suffix, cpp = CPP_TYPES[one.type]
     return {
         "name": one.name,
-        "file": f"{stem}.{'f32' if floats else 'i64'}",
+        "file": f"{stem}.{suffix}",
         "type": one.type,
-        "cpp": "float" if floats else "int64_t",
+        "cpp": cpp,
         "one": sizes,
         "any": tuple(size or -1 for size in one.shape),
         "sample": sizes[1:],

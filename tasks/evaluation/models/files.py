@@ -152,6 +152,7 @@ def _take_type(where: str, graph: onnx.GraphProto, value: onnx.ValueInfoProto, f
     wanted = TensorProto.FLOAT if form.words is None else TensorProto.INT64
     if kind.elem_type in (*REAL, wanted):
         return
+    tailor_ir.note_type(value)
     readers = [node for one in _graphs(graph) for node in one.node if value.name in node.input]
     if not all(node.op_type == "Cast" and node.attribute[0].i in REAL for node in readers):
         inner = _renamed(graph, value.name, "given")
