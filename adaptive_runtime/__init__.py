@@ -15,14 +15,25 @@ if TYPE_CHECKING:
     from adaptive_runtime.model.deployed import DeployedModel
     from adaptive_runtime.model.opening import check, load
     from adaptive_runtime.model.options import AdaptingOptions
+    from adaptive_runtime.model.stateful import StatefulNetwork
 
-__all__ = ["AdaptingOptions", "DeployedModel", "ModelAnswer", "ModelState", "WeightOptions", "check", "load"]
+__all__ = [
+    "AdaptingOptions",
+    "DeployedModel",
+    "ModelAnswer",
+    "ModelState",
+    "StatefulNetwork",
+    "WeightOptions",
+    "check",
+    "load",
+]
 
 ROOMS = {
     "AdaptingOptions": "model.options",
     "DeployedModel": "model.deployed",
     "ModelAnswer": "model.answers",
     "ModelState": "model.answers",
+    "StatefulNetwork": "model.stateful",
     "WeightOptions": "base.weight_options",
     "check": "model.opening",
     "load": "model.opening",

@@ -178,6 +178,7 @@ def markdown(card: exports.Card) -> str:
             ("format", "runtime, build", "settings", "masks", "what they brought", "examples"),
             [_run_row(name, file.run, file.examples) for name, file in card.files.items() if file.run],
         ),
+        _states(card.states),
         "## Architecture",
         _table(
             ("variable", "choice", "choices"),
@@ -189,6 +190,17 @@ def markdown(card: exports.Card) -> str:
         "" if card.digest == exports.AS_GIVEN else _own_tensors(card.adapted),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _states(states: Mapping[str, str]) -> str:
+    """A sentence on the states of a network."""
+    if not states:
+        return ""
+    pairs = ", ".join(f"`{name}` is `{output}` of the step before" for name, output in states.items())
+    return (
+        f"The network has states, zeros at first: {pairs}. `adaptive_runtime.StatefulNetwork` keeps them from call to call of "
+        "an .onnx file."
+    )
 
 
 def _other_types(files: Mapping[str, exports.ExportedFile]) -> str:

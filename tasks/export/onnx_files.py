@@ -161,6 +161,7 @@ def facts(card: Card) -> dict[str, Any]:
         **({"problem": card.problem} if "problem" in card.model_fields_set else {}),
         **({} if card.metric is None else {"metric": card.metric}),
         **({} if card.decoding is None else {"decoding": card.decoding.to_json()}),
+        **({"states": card.states} if card.states else {}),
         **({} if card.adapted is None else {"adapted": card.adapted.sha256}),
         **({} if card.adapted is None else {"input_deviations": card.adapted.input_deviations}),
         **card.preparation.model_dump(mode="json", exclude_unset=True),

@@ -261,6 +261,17 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _states(images: EvaluationData, net: SuperNet) -> dict[str, Any]:
+    """The states that are inputs and outputs of exported files, as a field of cards; {} if there are none."""
+    network, graph = images.dataset.settings.network, net.structure.graph
+    if network is None or not network.states:
+        return {}
+    values = [name for name, _ in graph.given_values]
+    inputs, outputs = values[: len(graph.inputs)], values[len(graph.inputs) :]
+    kept = {name: output for name, output in network.states.items() if name in inputs and output in outputs}
+    return {"states": kept} if kept else {}
+
+
 def _winner(
     before: Winner, chosen: Winner, cards: Mapping[str, Card], measured: Mapping[str, Measurement]
 ) -> ExportedWinner:
@@ -409,7 +420,7 @@ class Exporter:
         if winner.digest in self.builder.adapted:
             card = card.model_copy(update={"adapted": self.builder.adapted[winner.digest].described})
         problem = images.problem
-        known: dict[str, Any] = {}
+        known: dict[str, Any] = _states(images, self.builder.net)
         if (metric := other_metric(problem)) is not None:
             known["metric"] = metric
         if problem.name != CLASSIFICATION.name:

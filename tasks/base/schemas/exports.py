@@ -215,8 +215,8 @@ class Card(Named, Stored):
     on an int8 device that of its int8 file, if it has one. problem: the learning problem, whose score the accuracies are;
     written if it is not classification. metric: of that score; None: the problem's first one. decoding: for detectors; None:
     there is nothing to decode. adapted: set if the SubNet is exported in adapted form; accuracies are then of that form,
-    predictions of the SubNet before. samples: number behind an accuracy, by split, if it is a mean over samples. spread: as in
-    `Uncertainty`.
+    predictions of the SubNet before. states: inputs whose value is that of an output of the step before. samples: number behind
+    an accuracy, by split, if it is a mean over samples. spread: as in `Uncertainty`.
     """
 
     STAGE: ClassVar[str] = "export"
@@ -239,6 +239,7 @@ class Card(Named, Stored):
     metric: str | None = None
     decoding: Decoding | None = None
     adapted: AdaptedTensors | None = None
+    states: dict[str, str] = Field(default={})
     samples: dict[str, int] = Field(default={})
     spread: float = 1.0
 

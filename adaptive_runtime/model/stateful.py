@@ -1,0 +1,69 @@
+"""Networks with states on the device, such as those of streaming sound: an exported .onnx file that keeps them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_runtime.base.errors import AdaptiveError
+
+Array = NDArray[Any]
+STATES_KEY = "autotailor.states"
+"""The states {INPUT: OUTPUT} of an exported file as JSON, in its metadata."""
+SHORT = {"float": "float32", "double": "float64"}
+"""Types in onnxruntime's words that numpy calls otherwise."""
+
+
+class StatefulNetwork:
+    """A network in an exported .onnx file that keeps its states from call to call. They begin at zeros.
+
+    Each stream of samples has its own object; the samples of a batch are steps of so many streams. Calls come one by one.
+    """
+
+    def __init__(self, file: Path | str, options: Any = None) -> None:
+        """Open a file. options: `onnxruntime.SessionOptions`. AdaptiveError: it cannot be read, or has no states."""
+        import onnxruntime
+
+        where = f"network '{file}'"
+        try:
+            session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises errors of many kinds
+            raise AdaptiveError(where, f"onnxruntime cannot read it ({str(error).splitlines()[0]})") from error
+        known = session.get_modelmeta().custom_metadata_map.get(STATES_KEY)
+        if known is None:
+            raise AdaptiveError(where, "it has no states", allowed="an exported .onnx file of a network with states")
+        self.states: dict[str, str] = json.loads(known)
+        self._where, self._session = where, session
+        self._inputs = {one.name: one for one in session.get_inputs()}
+        self._outputs = [one.name for one in session.get_outputs()]
+        self._kept: dict[str, Array] = {}
+
+    def reset(self) -> None:
+        """Let the states begin at zeros anew, for another stream."""
+        self._kept = {}
+
+    def __call__(self, samples: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs (B, …) for the next step of B streams, by name, without the states. samples: (B, …) by input.
+
+        AdaptiveError: other inputs, or another number of streams than before.
+        """
+        own = [name for name in self._inputs if name not in self.states]
+        if set(samples) != set(own):
+            raise AdaptiveError(self._where, f"inputs {', '.join(samples) or 'none'}", allowed=", ".join(own))
+        streams = len(next(iter(samples.values())))
+        kept = self._kept or {name: self._zeros(name, streams) for name in self.states}
+        if any(len(state) != streams for state in kept.values()):
+            got = f"{streams} samples for {len(next(iter(kept.values())))} streams"
+            raise AdaptiveError(self._where, got, allowed="one for each", next_step="reset() begins other streams")
+        found = dict(zip(self._outputs, self._session.run(self._outputs, {**samples, **kept}), strict=True))
+        self._kept = {name: found[output] for name, output in self.states.items()}
+        return {name: one for name, one in found.items() if name not in self.states.values()}
+
+    def _zeros(self, name: str, streams: int) -> Array:
+        one = self._inputs[name]
+        kind = one.type.removeprefix("tensor(").removesuffix(")")
+        sizes = [size if isinstance(size, int) else streams for size in one.shape]
+        return np.zeros(sizes, SHORT.get(kind, kind))
