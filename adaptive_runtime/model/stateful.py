@@ -23,8 +23,12 @@ class StatefulNetwork:
     Each stream of samples has its own object; the samples of a batch are steps of so many streams. Calls come one by one.
     """
 
-    def __init__(self, file: Path | str, options: Any = None) -> None:
-        """Open a file. options: `onnxruntime.SessionOptions`. AdaptiveError: it cannot be read, or has no states."""
+    def __init__(self, file: Path | str, states: Mapping[str, str] | None = None, options: Any = None) -> None:
+        """Open a file.
+
+        states: {INPUT: OUTPUT}, (B, …) as samples; None: those that the file tells. options: `onnxruntime.SessionOptions`.
+        AdaptiveError: it cannot be read, or has no such states.
+        """
         import onnxruntime
 
         where = f"network '{file}'"
@@ -33,12 +37,15 @@ class StatefulNetwork:
         except Exception as error:  # onnxruntime raises errors of many kinds
             raise AdaptiveError(where, f"onnxruntime cannot read it ({str(error).splitlines()[0]})") from error
         known = session.get_modelmeta().custom_metadata_map.get(STATES_KEY)
-        if known is None:
-            raise AdaptiveError(where, "it has no states", allowed="an exported .onnx file of a network with states")
-        self.states: dict[str, str] = json.loads(known)
+        if states is None and known is None:
+            raise AdaptiveError(where, "it tells no states", next_step="name them: states={INPUT: OUTPUT}")
+        self.states: dict[str, str] = dict(json.loads(known or "{}") if states is None else states)
         self._where, self._session = where, session
         self._inputs = {one.name: one for one in session.get_inputs()}
         self._outputs = [one.name for one in session.get_outputs()]
+        if not (self.states.keys() <= self._inputs.keys() and {*self.states.values()} <= {*self._outputs}):
+            allowed = f"INPUT of {', '.join(self._inputs)}: OUTPUT of {', '.join(self._outputs)}"
+            raise AdaptiveError(where, f"states {self.states}", allowed=allowed)
         self._kept: dict[str, Array] = {}
 
     def reset(self) -> None:

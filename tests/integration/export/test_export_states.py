@@ -35,14 +35,18 @@ def test_states_of_an_exported_file_are_kept_between_calls(streams: int, tmp_pat
         assert np.abs(stream({"x": sequence[0]})["y"] - answered[0]["y"]).max() > 1e-4
         stream.reset()
         np.testing.assert_array_equal(stream({"x": sequence[0]})["y"], answered[0]["y"])
+        named = StatefulNetwork(tmp_path / "out" / f"{card.digest}.onnx", {"h": "hn"})
+        np.testing.assert_array_equal(named({"x": sequence[0]})["y"], answered[0]["y"])
+        with pytest.raises(AdaptiveError, match="allowed: INPUT of x, h: OUTPUT of y, hn"):
+            StatefulNetwork(tmp_path / "out" / f"{card.digest}.onnx", {"h": "other"})
         with pytest.raises(AdaptiveError, match="inputs h; allowed: x"):
             stream({"h": sequence[0]})
         with pytest.raises(AdaptiveError, match=rf"5 samples for {streams} streams; allowed: one for each; reset"):
             stream({"x": np.zeros((5, F), np.float32)})
 
 
-def test_a_file_without_states_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(AdaptiveError, match="it has no states; allowed: an exported"):
+def test_a_file_that_tells_no_states_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AdaptiveError, match="it tells no states; name them: states="):
         StatefulNetwork(network(tmp_path, "float", {"x": [12]}))
     (tmp_path / "net.onnx").write_bytes(b"damaged")
     with pytest.raises(AdaptiveError, match="onnxruntime cannot read it"):
