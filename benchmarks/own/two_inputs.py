@@ -18,11 +18,11 @@ class Arm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for before, after in ((1, 16), (16, 32), (32, 32)):
+        for before, after in ((1, 32), (32, 64), (64, 64)):
             layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-        self.image = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 3 * 5, 32), nn.ReLU())
+        self.image = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 3 * 5, 32), nn.ReLU())
         self.angles = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
-        self.head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
     def forward(self, image: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         """Logits (B, 2)."""
