@@ -274,7 +274,8 @@ class UserFunction:
 
 def _imported(where: str, name: str, source: UserModule | None) -> Callable[..., Any]:
     module, function_name = name.split(":")
-    check_source(where.split(" ")[0], name)
+    if source is None and module.endswith(".py"):
+        raise _no_file(where, module)
     try:
         found = importlib.import_module(module) if source is None else imported(source)
         function: Callable[..., Any] = getattr(found, function_name)
@@ -307,6 +308,10 @@ def code_folder(name: str) -> str:
     return str(Path.cwd() if source is None else source.folder)
 
 
+def _no_file(where: str, module: str) -> UserError:
+    return UserError(where, f"there is no file '{module}'", allowed="FILE.py:function, or module:function")
+
+
 def check_source(where: str, name: str) -> None:
     """Raise UserError if the file of `FILE.py:function` does not exist, or a module never names the function. Nothing is
     imported.
@@ -317,9 +322,7 @@ def check_source(where: str, name: str) -> None:
     source, is_file = source_of(name), module.endswith(".py")
     if source is None:
         if is_file:
-            raise UserError(
-                f"{where} '{name}'", f"there is no file '{module}'", allowed="FILE.py:function, or module:function"
-            )
+            raise _no_file(f"{where} '{name}'", module)
         return
     file = Path(module) if is_file else file_of(source.folder, source.module)
     assert file is not None

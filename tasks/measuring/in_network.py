@@ -29,7 +29,7 @@ from tasks.measuring.lut import Entry, json_text, now
 from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.networks import ForeignLayersError, WholeSubNet
 from tasks.measuring.operators import covering_codes
-from tasks.measuring.settings import ENOUGH_TIMES, enough_times
+from tasks.measuring.settings import ENOUGH_TIMES, LAYER_RUNS, SLOWEST_MACS_PER_MS, enough_times
 from tasks.measuring.trials import CandidateNames, Example, ImplementationRules, SubNetBuilder, Trial, mixed, studied
 
 LayerTimes = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]
@@ -149,7 +149,11 @@ def _covering(net: SuperNet, todo: Mapping[str, OperatorFeature], bench: Bench, 
 
 
 def _times(builder: SubNetBuilder, todo: Mapping[str, OperatorFeature], bench: Bench) -> int:
-    """Number of SubNets in which each operator is timed, by the latencies of SubNets that are timed in any case."""
+    """Number of SubNets in which each operator is timed, by the latencies of SubNets that are timed in any case; without
+    timing for networks that run briefly on any device.
+    """
+    if builder.net.macs(builder.net.max_config) * LAYER_RUNS < bench.settings.layers_ms * SLOWEST_MACS_PER_MS:
+        return bench.subnets_per_operator
     lines = _measured(builder, _covering(builder.net, todo, bench, 1), {}, bench)
     found_ms = [line["p50_ms"] for line in lines if line["p50_ms"] is not None]
     run_ms = float(np.median(found_ms)) if found_ms else 0.0

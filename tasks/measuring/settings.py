@@ -21,6 +21,8 @@ FEWEST_TIMES = 5
 """The same for SubNets that run for long: the sums of operators in SubNets of 190 to 250 ms differed by at most 0.2 % from
 those by up to `ENOUGH_TIMES` SubNets; those of short SubNets differed by far more.
 """
+SLOWEST_MACS_PER_MS = 1e6
+"""Multiply-accumulates in a millisecond that any device with an agent reaches."""
 LAYER_RUNS = 5
 """Fewest runs of a SubNet in which a device times its layers."""
 

@@ -19,7 +19,7 @@ from tasks.data.settings import OwnProblem
 from tasks.training import finetune
 from tasks.training.finetune.settings import Settings
 
-COUNT = 96
+COUNT = 240
 
 
 class Two(nn.Module):
