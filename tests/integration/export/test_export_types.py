@@ -90,6 +90,7 @@ def exported(folder: Path, file: Path, given: dict[str, np.ndarray], *options: s
     return Exports.of_json(content, "here")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("shapes", [{"x": [F]}, {"x": [3, 4, 4], "words": [F]}], ids=["one", "several"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_files_have_the_types_of_the_given_file(

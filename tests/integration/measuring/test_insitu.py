@@ -116,6 +116,7 @@ def test_operators_of_longer_subnets_are_timed_in_fewer_but_for_as_long(
     assert LAYER_RUNS == LEAST_RUNS
 
 
+@pytest.mark.long
 def test_a_network_that_runs_for_long_is_profiled_in_the_first_of_the_subnets_of_a_short_one(tmp_path: Path) -> None:
     net = compiled("test_resnet")
     todo = {feature.digest: feature for feature in net.unique_operators()}
