@@ -5,10 +5,10 @@
 
 OTHER: the folder of another checkout, such as a worktree of an earlier commit. Both run with this Python, in turn, each
 time in a process of its own, the order changing from pair to pair, after another network that is not timed. Times are of
-processor time, one thread; of each the least over all pairs, as a ratio (here / OTHER). "comparison" is the part of "compile"
-in which the compiled network is compared with the original. Results (counts, costs of winners, bytes, sums of predictions,
-outputs of the largest SubNet) have to be equal: floats to 1e-9 of their size, outputs to 1e-6. Without names, the seven
-presets of AutoTailor's Table 3.
+processor time, one thread, without Python's collector of cycles; of each the least over all pairs, as a ratio (here / OTHER).
+"comparison" is the part of "compile" in which the compiled network is compared with the original. Results (counts, costs of
+winners, bytes, sums of predictions, outputs of the largest SubNet) have to be equal: floats to 1e-9 of their size, outputs to
+1e-6. Without names, the seven presets of AutoTailor's Table 3.
 
 --zoo: networks of timm, which are compiled alone; without names, the 60 of `benchmarks/zoo.txt`. None may have fewer variables
 or SubNets than in OTHER, and all together may take 1.05 of its time, as a geometric mean.
@@ -53,11 +53,18 @@ class Stopwatch:
 
     def timed(self, name: str, call: Callable[[], T], repeats: int = 1) -> T:
         """What a call returns; its time is the least of several."""
-        taken = []
-        for _ in range(repeats):
-            start = time.process_time()
-            found = call()
-            taken.append(time.process_time() - start)
+        taken, outermost = [], gc.isenabled()
+        if outermost:  # a full pass costs 40 ms, and falls on whichever call makes the object that starts it
+            gc.collect()
+            gc.disable()
+        try:
+            for _ in range(repeats):
+                start = time.process_time()
+                found = call()
+                taken.append(time.process_time() - start)
+        finally:
+            if outermost:
+                gc.enable()
         self.seconds[name] = min(taken)
         return found
 

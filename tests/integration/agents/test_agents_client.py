@@ -34,6 +34,7 @@ def test_a_second_client_is_locked_out_until_the_lease_ends(ncnn_agent: AgentCli
     assert result.state == "ok"
 
 
+@pytest.mark.long
 def test_a_lease_is_renewed_while_it_is_held(ncnn_agent: AgentClient, second: AgentClient) -> None:
     with ncnn_agent.lease(ttl_s=10.0):
         time.sleep(12.0)

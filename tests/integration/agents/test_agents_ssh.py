@@ -91,6 +91,7 @@ def test_the_far_agent_ends_when_the_connection_dies(server: SshServer, target: 
             list(client.measure([models.convolution("ncnn", "conv")]))
 
 
+@pytest.mark.long
 def test_an_agent_whose_parent_falls_silent_stops() -> None:
     with processes.started(
         ["--backend", "ncnn", "--port", "0", "--stop-with-stdin", "--silence-limit-s", "8"], stdin=True

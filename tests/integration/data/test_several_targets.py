@@ -161,6 +161,7 @@ def sources(data: DataSettings, tmp_path_factory: pytest.TempPathFactory) -> rep
     return SmallRun("two_heads", data).from_network(tmp_path_factory.mktemp("heads"), MODEL, SPACE, steps=8, epochs=8)
 
 
+@pytest.mark.long
 def test_files_of_a_network_with_two_heads_agree_with_torch_and_the_report_tells_its_score(
     sources: report.Sources, tmp_path: Path
 ) -> None:

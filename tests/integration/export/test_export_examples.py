@@ -115,6 +115,7 @@ def test_examples_follow_their_files_to_readable_names(exported: Exported, tmp_p
     assert exported.difference(output) <= TOLERANCE["fp32"]
 
 
+@pytest.mark.long
 def test_files_of_any_batch_have_examples_that_take_any_batch(supernet: Path, tmp_path: Path) -> None:
     with local_agent("onnxruntime") as client:
         made = export_on(client, supernet, tmp_path, ("onnx", "torch"), settings={"dynamic_batch": True})

@@ -113,7 +113,7 @@ def test_exports_reproduce_torch_where_there_is_neither_torch_nor_this_project(
     assert not differences
 
 
-@pytest.mark.few("mobilenetv3_small_050")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "test_vit", "test_convnext"])
 def test_so_do_those_of_other_architectures_with_a_batch_that_is_not_dynamic(
     name: str, images: EvaluationData, tmp_path: Path

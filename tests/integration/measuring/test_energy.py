@@ -87,6 +87,7 @@ def test_profiling_keeps_the_energy_of_each_operator(
         assert all(float(row["energy_mj"]) > 0 for row in csv.DictReader(stream))
 
 
+@pytest.mark.long
 def test_whole_subnets_keep_their_energy_and_the_predictor_is_calibrated_by_it(
     powered: AgentClient, supernet: Path, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tailor_ir
 from profiling_agents.backends.base import LEAST_RUNS
 from profiling_agents.client import AgentClient, ModelJob, local_agent
-from profiling_agents.messages import MeasureSettings
+from profiling_agents.messages import LAYER_RUNS, MeasureSettings
 from tasks.base.artifacts import read_lines
 from tasks.base.progress import Bar, Silent
 from tasks.evaluation.conversion import onnx_of
@@ -33,7 +33,7 @@ from tasks.measuring.jobs import ncnn_job, onnx_job
 from tasks.measuring.networks import WholeSubNet, ncnn_subnet, onnx_subnet
 from tasks.measuring.operators import ENOUGH_SUBNETS, ENOUGH_TIMES, covering_codes
 from tasks.measuring.profile import plan
-from tasks.measuring.settings import FEWEST_TIMES, LAYER_RUNS, enough_times
+from tasks.measuring.settings import FEWEST_TIMES, enough_times
 from tasks.prediction.latency import UNCORRECTED, subnet_ms
 from tests.support.ir.networks import perturb
 

@@ -114,6 +114,7 @@ def states(kind: ProfiledKind, devices: dict[str, str]) -> dict[str, set[str]]:
     return told
 
 
+@pytest.mark.long
 def test_devices_share_a_table_that_the_odd_ones_have_no_part_in(
     service: ServedRegistry, relay: str, operators: dict[str, OperatorFeature], tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ PREDICT = PredictSettings(
 )
 SETTINGS = baselines.BaselineSettings(uniform=True, random=3, macs=True)
 HOSTILE = "<img src=x>"
+pytestmark = pytest.mark.long
 Report = dict[str, Any]
 
 

@@ -152,6 +152,7 @@ def test_a_request_would_be_noticed_and_the_page_may_not_make_one(page: Chrome, 
         server.server_close()
 
 
+@pytest.mark.long
 def test_every_point_of_every_device_is_drawn(page: Chrome, both: Report) -> None:
     for number, device in enumerate(both["devices"]):
         drawn = page.execute_script(
@@ -177,6 +178,7 @@ def test_hover_on_the_front_shows_budget_accuracy_and_architecture(page: Chrome,
             assert line in text
 
 
+@pytest.mark.long
 def test_the_filter_shows_one_device(page: Chrome, both: Report) -> None:
     def shown() -> list[str]:
         parts = page.find_elements(By.CSS_SELECTOR, "section[data-of]")

@@ -169,6 +169,7 @@ FORMS = {
 }
 
 
+@pytest.mark.long_cases(*[f"{make.__name__}-dynamo" for make in NETWORKS if make not in (plain, depthwise)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", NETWORKS)
 def test_as_many_are_put_back_as_were_folded_and_the_largest_subnet_is_the_file(make: Make, form: str) -> None:

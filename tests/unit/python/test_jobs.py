@@ -164,7 +164,7 @@ def test_the_largest_subnet_of_a_loop_gets_statistics_of_its_own() -> None:
 
 
 def answers(net: tailor_ir.SuperNet) -> torch.Tensor:
-    """Of the largest SubNet."""
+    """The answers of the largest SubNet to X."""
     net.elastic.eval()
     net.elastic.activate(net.max_config)
     with torch.no_grad():

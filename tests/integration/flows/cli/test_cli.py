@@ -403,7 +403,7 @@ def test_a_runtime_whose_extra_is_missing_is_one_line_before_anything_is_worked(
     assert [path for path in (tmp_path / "out" / "stages").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.few("ncnn-ncnn-pip install ncnn")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "missing", "command"),
     [

@@ -191,6 +191,7 @@ def test_the_command_removes_only_where_it_is_told_to(
     assert machine.mirror.objects.size(name) == size
 
 
+@pytest.mark.long
 def test_an_unfinished_stage_stays_while_its_machine_lives_and_goes_once_that_is_killed(
     bucket: str, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def taken_out(service: Served) -> list[str]:
     return list(service.state()["model"]["taken_out"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adapts", [(), ("--adapts", "--budget-ms", "300000")])
 def test_a_subnet_that_ends_the_process_serves_no_more_after_the_restart(
     copy: Path, tmp_path: Path, state: Path, adapts: tuple[str, ...]

@@ -77,6 +77,7 @@ def test_the_page_shows_what_serves_and_follows_it(browser: Chrome, service: tup
     assert soon(lambda: "no answer" in browser.find_element(By.ID, "status").text)
 
 
+@pytest.mark.long
 def test_answers_over_the_budget_and_past_their_deadlines_are_counted(
     browser: Chrome, service: tuple[Served, str, str]
 ) -> None:

@@ -24,6 +24,7 @@ def test_one_device_replaces_the_default_ones() -> None:
     assert list(compose_config("config", ["device=[ncnn]"])["device"]) == ["ncnn"]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("override", "line"),
     [
