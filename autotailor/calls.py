@@ -11,17 +11,16 @@ import numpy as np
 from torch import nn
 
 import tailor_ir
-from adaptive_runtime.base.errors import AdaptiveError
 from autotailor.live import live_data, live_function, live_network, weights_digest
 from autotailor.results import Stage, Tailored
+from flows.cli.entry import users_errors
 from flows.config import RetargetConfig, RetargetStage, RunConfig, RunStage
 from flows.config.compose import compose_config
 from flows.config.validate import of_network, of_samples, validate
 from flows.machine import prepare
 from flows.machine.server import start_server
 from flows.pipeline.refusals import check_given, check_places
-from profiling_agents.messages import AgentError
-from tailor_ir import Config, SuperNet, TailorError
+from tailor_ir import Config, SuperNet
 from tasks.base.errors import UserError
 from tasks.base.own_code import LIVE_NAME
 from tasks.data import load
@@ -29,7 +28,7 @@ from tasks.data.dataset import DATA_FILE, remember
 from tasks.data.own import Data
 from tasks.data.problems import problem_named
 from tasks.evaluation.models.outputs import check_answer
-from tasks.evaluation.subnets import EvaluationData
+from tasks.evaluation.subnets import EvaluationData, set_own_statistics
 from tasks.training.compile import keep_teacher
 
 Parameters = ParamSpec("Parameters")
@@ -43,7 +42,7 @@ def _short(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
     def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         try:
             return function(*args, **kwargs)
-        except (AdaptiveError, TailorError, AgentError) as error:
+        except users_errors() as error:
             raise error.with_traceback(None) from None
 
     return called
@@ -137,7 +136,7 @@ class Job:
             train = load(config.data, "train")
             saved = tailor_ir.load(folder)
             if train.form.fault(saved.input_shapes(saved.max_config)) is None:
-                _settle(saved, EvaluationData(train, train))
+                set_own_statistics(saved, EvaluationData(train, train))  # those of a loop are of all SubNets at once
                 saved.save(folder)
             keep_teacher(saved, train, folder)
             remember(train, folder)
@@ -290,13 +289,6 @@ def _with_names(config: RunConfig, model: nn.Module) -> RunConfig:
         return config
     problem = problem.model_copy(update={"outputs": dict.fromkeys(answer)})
     return config.model_copy(update={"data": config.data.model_copy(update={"own_problem": problem})})
-
-
-def _settle(net: SuperNet, data: EvaluationData) -> None:
-    """Set BatchNorm statistics of the largest SubNet and of alternatives: those of a loop are of all SubNets at once."""
-    size = net.input_size(net.max_config)
-    net.set_statistics(net.recalibrate(net.max_config, data.calibration(size)))
-    net.set_statistics(net.recalibrate_alternatives(data.calibration(size)))
 
 
 def _check_alone(config: RunConfig, live: Sequence[str]) -> None:

@@ -344,6 +344,10 @@ class Answered(Message):
     checksum: Checksum = ""
 
 
+LAYER_RUNS = 5
+"""Fewest runs of a model in which its layers are timed."""
+
+
 class MeasureSettings(Message):
     """How one model is timed; the defaults cost about 40 ms for a small operator.
 

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_runtime.base.arrays import TENSOR_TYPES
 from adaptive_runtime.base.errors import AdaptiveError
 
-Array = NDArray[Any]
 STATES_KEY = "autotailor.states"
 """The states {INPUT: OUTPUT} of an exported file as JSON, in its metadata."""
-SHORT = {"float": "float32", "double": "float64"}
-"""Types in onnxruntime's words that numpy calls otherwise."""
 
 
 class StatefulNetwork:
@@ -46,13 +44,13 @@ class StatefulNetwork:
         if not (self.states.keys() <= self._inputs.keys() and {*self.states.values()} <= {*self._outputs}):
             allowed = f"INPUT of {', '.join(self._inputs)}: OUTPUT of {', '.join(self._outputs)}"
             raise AdaptiveError(where, f"states {self.states}", allowed=allowed)
-        self._kept: dict[str, Array] = {}
+        self._kept: dict[str, NDArray[Any]] = {}
 
     def reset(self) -> None:
         """Let the states begin at zeros anew, for another stream."""
         self._kept = {}
 
-    def __call__(self, samples: Mapping[str, Array]) -> dict[str, Array]:
+    def __call__(self, samples: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The outputs (B, …) for the next step of B streams, by name, without the states. samples: (B, …) by input.
 
         AdaptiveError: other inputs, or another number of streams than before.
@@ -69,8 +67,7 @@ class StatefulNetwork:
         self._kept = {name: found[output] for name, output in self.states.items()}
         return {name: one for name, one in found.items() if name not in self.states.values()}
 
-    def _zeros(self, name: str, streams: int) -> Array:
+    def _zeros(self, name: str, streams: int) -> NDArray[Any]:
         one = self._inputs[name]
-        kind = one.type.removeprefix("tensor(").removesuffix(")")
         sizes = [size if isinstance(size, int) else streams for size in one.shape]
-        return np.zeros(sizes, SHORT.get(kind, kind))
+        return np.zeros(sizes, TENSOR_TYPES[one.type])

@@ -87,7 +87,7 @@ def _execute(arguments: Arguments) -> int:
     try:
         result = loaded(run)(arguments, config_of(arguments)) if run else _worked(arguments)
     except Exception as error:
-        if is_interrupted() or not isinstance(error, _users_errors()):
+        if is_interrupted() or not isinstance(error, users_errors()):
             raise  # after an interruption: a stage that lost its worker, not bad input
         return _refuse(error)
     if arguments.json:
@@ -137,7 +137,7 @@ def _complete(arguments: Arguments, config: "RunConfig | RetargetConfig") -> dic
     return found_again(table_of(config), config)
 
 
-def _users_errors() -> tuple[type[Exception], ...]:
+def users_errors() -> tuple[type[Exception], ...]:
     """The errors that are one line, imported after one was raised; `UserError` is an `AdaptiveError`."""
     from adaptive_runtime.base.errors import AdaptiveError
     from profiling_agents.messages import AgentError

@@ -20,12 +20,8 @@ GRAPH_FILE = "graph.json"
 
 def check_given(config: FlowConfig) -> None:
     """UserError if a network, checkpoint, SuperNet or data folder does not exist, or is of the wrong kind."""
-    data, problem = config.data, config.data.own_problem
-    if data.kind == "own" and data.name is not None:
-        check_source("data.name", data.name)
-    for option in ("loss", "score"):
-        if (name := getattr(problem, option, None)) is not None:
-            check_source(f"problem.{option}", name)
+    for option, name in config.data.functions.items():
+        check_source(option, name)
     if isinstance(config, RunConfig):
         check_named(config.model)
         if config.pretraining.backbone is not None:

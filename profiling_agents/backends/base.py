@@ -21,7 +21,7 @@ OUT_OF_MEMORY = (
     "not enough memory",
     "can't allocate",
 )
-LEAST_RUNS = 5  # with layers timed
+LEAST_RUNS = messages.LAYER_RUNS
 UNINTERRUPTED = 1.25  # times the layer's median
 LARGEST_ROUNDING = 0.05
 """Relative to the largest output; a larger difference is another computation, not rounding."""

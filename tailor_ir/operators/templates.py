@@ -98,14 +98,16 @@ class _Clusters:
         for name in inner:
             if products.get(joined[name], 0) > 1:
                 groups.setdefault(joined[name], []).append(name)
-        for names in groups.values():
-            self._join_if_ordered(names)
+        if groups and not self._join_if_ordered(groups.values()):
+            for names in groups.values():
+                self._join_if_ordered([names])
 
-    def _join_if_ordered(self, names: Sequence[str]) -> None:
-        """Join nodes, unless another operator would then have to run both before and after theirs."""
+    def _join_if_ordered(self, groups: Iterable[Sequence[str]]) -> bool:
+        """Join the nodes of each group, unless another operator would then have to run both before and after theirs."""
         sets = self.sets.copy()
-        for name in names:
-            sets.join(name, names[0])
+        for names in groups:
+            for name in names:
+                sets.join(name, names[0])
         before: dict[str, set[str]] = {}
         for node in self.nodes:
             own = sets[node.name]
@@ -114,8 +116,9 @@ class _Clusters:
         try:
             TopologicalSorter(before).prepare()
         except CycleError:
-            return
+            return False
         self.sets = sets
+        return True
 
     def _users(self, node: Node) -> Sequence[Node]:
         return [user for output in node.outputs for user in self.consumers.get(output, ())]

@@ -200,9 +200,10 @@ class OwnProblem(BaseModel):
     compared (null: found from the network's answers)."""
 
     @property
-    def functions(self) -> tuple[str, ...]:
-        """The names of the user's functions."""
-        return tuple(name for name in (self.loss, self.score) if name is not None)
+    def functions(self) -> dict[str, str]:
+        """The names of the user's functions by their options."""
+        named = {"problem.loss": self.loss, "problem.score": self.score}
+        return {option: name for option, name in named.items() if name is not None}
 
     @model_validator(mode="after")
     def _check(self) -> "OwnProblem":
@@ -420,6 +421,12 @@ class DataSettings(BaseModel):
             several = " and several data.targets" if self.targets else ""
             got = f"data.metric={self.metric} with data.kind={self.kind}{several}"
             raise ValueError(f"{got}; allowed: {', '.join(allowed)}")
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The names of the user's functions by their options: samples, loss and score."""
+        samples = {"data.name": self.name} if self.kind == "own" and self.name else {}
+        return samples | (self.own_problem.functions if self.own_problem else {})
 
     @property
     def has_one_image(self) -> bool:

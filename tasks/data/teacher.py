@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
 
+from adaptive_runtime.base.arrays import TENSOR_TYPES
 from adaptive_runtime.samples.inputs import packed, unpacked
 from tasks.base.artifacts import write_bytes
 from tasks.base.errors import UserError, shortened
@@ -32,7 +32,7 @@ def states_of(network: GivenNetwork, samples: Mapping[str, np.ndarray], window: 
     inputs = {one.name: one for one in session.get_inputs()}
     zeros = {name: _filled(inputs[name], 0) for name in network.states if name not in samples}
     constants = {name: _filled(inputs[name], number) for name, number in network.constants.items()}
-    given = {name: one.astype(TYPES[inputs[name].type]) for name, one in samples.items()}
+    given = {name: one.astype(TENSOR_TYPES[inputs[name].type]) for name, one in samples.items()}
     outputs = [network.states[name] for name in zeros]
     found: dict[str, list[np.ndarray]] = {name: [] for name in zeros}
     states, count = zeros, len(next(iter(samples.values())))
@@ -47,18 +47,9 @@ def states_of(network: GivenNetwork, samples: Mapping[str, np.ndarray], window: 
     return {name: np.stack(each) for name, each in found.items()}
 
 
-TYPES: Mapping[str, Any] = MappingProxyType(
-    {
-        "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64, "tensor(bool)": np.bool_,
-        **{f"tensor({sign}int{bits})": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    }
-)  # fmt: skip
-"""Types of tensors, as onnxruntime calls them, in numpy."""
-
-
 def _filled(given: Any, number: float) -> np.ndarray:
     """One sample of an input of onnxruntime, filled with a number."""
-    return np.full([size if isinstance(size, int) else 1 for size in given.shape], number, TYPES[given.type])
+    return np.full([size if isinstance(size, int) else 1 for size in given.shape], number, TENSOR_TYPES[given.type])
 
 
 def _without_samples(state: np.ndarray, sizes: Sequence[Any]) -> np.ndarray:
@@ -97,7 +88,7 @@ class OnnxNetwork:
         self._where = f"model file '{model}'" if isinstance(model, Path) else "ONNX model"
         self._session = _session(model, self._where)
         given = self._session.get_inputs()
-        self._types = {one.name: TYPES[one.type] for one in given}
+        self._types = {one.name: TENSOR_TYPES[one.type] for one in given}
         self._batch = max((one.shape[0] for one in given if one.shape and isinstance(one.shape[0], int)), default=None)
 
     def __call__(self, *x: torch.Tensor) -> Any:

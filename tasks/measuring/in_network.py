@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from profiling_agents.client import ModelJob
-from profiling_agents.messages import Measurement, MeasureSettings
+from profiling_agents.messages import LAYER_RUNS, Measurement, MeasureSettings
 from tailor_ir import Config, OperatorFeature, SuperNet
 from tasks.base.artifacts import append_line, read_lines
 from tasks.base.progress import Progress
@@ -29,7 +29,7 @@ from tasks.measuring.lut import Entry, json_text, now
 from tasks.measuring.lut.choice import TimedImplementation, position_of_chosen
 from tasks.measuring.networks import ForeignLayersError, WholeSubNet
 from tasks.measuring.operators import covering_codes
-from tasks.measuring.settings import ENOUGH_TIMES, LAYER_RUNS, SLOWEST_MACS_PER_MS, enough_times
+from tasks.measuring.settings import ENOUGH_TIMES, SLOWEST_MACS_PER_MS, enough_times
 from tasks.measuring.trials import CandidateNames, Example, ImplementationRules, SubNetBuilder, Trial, mixed, studied
 
 LayerTimes = Sequence[tuple[str, float]]  # digest of an operator, and its time in a SubNet [ms]

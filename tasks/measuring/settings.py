@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from profiling_agents.messages import Capabilities, MeasureSettings, Precision
+from profiling_agents.messages import LAYER_RUNS, Capabilities, MeasureSettings, Precision
 from tasks.base.artifacts import OutsideKey
 from tasks.base.schemas.stored import Strict
 from tasks.evaluation.conversion import ConversionLimits
@@ -23,8 +23,6 @@ those by up to `ENOUGH_TIMES` SubNets; those of short SubNets differed by far mo
 """
 SLOWEST_MACS_PER_MS = 1e6
 """Multiply-accumulates in a millisecond that any device with an agent reaches."""
-LAYER_RUNS = 5
-"""Fewest runs of a SubNet in which a device times its layers."""
 
 HANDLING_MS = 15.0
 """Time for upload, loading and answering of one model; measured on loopback, two busy cores: 10 to 30 ms."""

@@ -25,7 +25,7 @@ from tasks.data import Dataset, DataSettings, load_splits
 from tasks.data.dataset import remember
 from tasks.evaluation.models import ModelSettings, carry_origin, remember_origin
 from tasks.evaluation.models.outputs import CLASSIFIER
-from tasks.evaluation.subnets import EvaluationData, accuracy
+from tasks.evaluation.subnets import EvaluationData, accuracy, set_own_statistics
 from tasks.evaluation.subnets.evaluations import accuracies_of_ends
 from tasks.training.compile import Settings as CompileSettings
 from tasks.training.compile import supernet_of
@@ -98,8 +98,7 @@ def make_backbone(
     validation = EvaluationData(
         splits["validation"], splits["train"], recalibration_images=settings.finetune.recalibration_images
     )
-    net.set_statistics(net.recalibrate(net.max_config, validation.calibration(net.input_size(net.max_config))))
-    net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
+    set_own_statistics(net, validation)
     fit_classifier(net, splits["train"], settings.classifier_images, progress)
     net.check_forms(where="stage backbone")
     net.save(folder / "supernet")
@@ -152,11 +151,9 @@ def join(
     moved = any(not torch.equal(before[name], net.elastic.tensor(name)) for name in original.parameters)
     splits = load_splits(data)
     validation = EvaluationData(splits["validation"], splits["train"], recalibration_images=recalibration_images)
-    if moved:
-        net.set_statistics(net.recalibrate(net.max_config, validation.calibration(net.input_size(net.max_config))))
-    else:
+    if not moved:
         net.set_statistics({name: before[name] for name in original.statistics})
-    net.set_statistics(net.recalibrate_alternatives(validation.calibration(net.input_size(net.max_config))))
+    set_own_statistics(net, validation, largest=moved)
     result = JoinResult(tensors=len(taken), moved=moved, **accuracies_of_ends(net, validation, splits["test"]))
     progress.say(f"joined: {len(taken)} tensors of '{part}' under the head of the whole network")
     if not moved:

@@ -50,9 +50,7 @@ def data_key(settings: DataSettings) -> dict[str, Any]:
         key["inputs"] = [list(one) for one in settings.inputs.items()]  # order counts, but digests sort mappings
     if settings.tokens is not None and Path(settings.tokens).is_file():
         key["tokens"] = sha256_of(Path(settings.tokens))
-    functions = settings.own_problem.functions if settings.own_problem else ()
-    named = (*((settings.name,) if settings.kind == "own" and settings.name else ()), *functions)
-    sources = [source_of(name) for name in named]
+    sources = [source_of(name) for name in settings.functions.values()]
     if any(sources):  # opening data without source reports this in one line
         key["source"] = [user_code_version(source) for source in sources if source is not None]
     return {**key, "files": listing_of(settings.path)} if settings.path else key

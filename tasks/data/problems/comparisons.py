@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive_runtime.samples.boxes import Detections, suppressed
 from tasks.data.problems.detection import judged
-from tasks.data.problems.record import Divergence, resized
+from tasks.data.problems.record import Divergence, enlarged, resized
 from tasks.data.torch_later import functional, torch
 
 BLANK = 0
@@ -231,6 +231,4 @@ def loss_of_output(kind: str, output: torch.Tensor, taught: torch.Tensor, diverg
 
 def scores_of_output(kind: str, output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
     """The score of each sample (B,), in [0, 1]."""
-    if output.ndim == 4 and output.shape[-2:] != taught.shape[-2:]:
-        output = functional.interpolate(output, list(taught.shape[-2:]), mode="bilinear", align_corners=False)
-    return COMPARISONS[kind].scores(output, taught)
+    return COMPARISONS[kind].scores(enlarged(output, taught.shape[-2:]) if output.ndim == 4 else output, taught)

@@ -11,6 +11,7 @@ from tasks.evaluation.subnets.evaluations import (
     known_accuracies,
     pieces_of,
     recalibrate_module,
+    set_own_statistics,
     statistics_of,
     tallied,
 )

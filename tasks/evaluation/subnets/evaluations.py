@@ -82,6 +82,14 @@ def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
     return evaluated(net.elastic, net.input_size(config), data)
 
 
+def set_own_statistics(net: SuperNet, data: EvaluationData, *, largest: bool = True) -> None:
+    """Set the stored BatchNorm statistics of the alternatives, and of the largest SubNet if `largest`, from training images."""
+    size = net.input_size(net.max_config)
+    if largest:
+        net.set_statistics(net.recalibrate(net.max_config, data.calibration(size)))
+    net.set_statistics(net.recalibrate_alternatives(data.calibration(size)))
+
+
 def recalibrate_module(module: nn.Module, batches: Iterable[Inputs]) -> None:
     """Set BatchNorm statistics of an ordinary network to the mean over `batches`; leaves it in eval mode."""
     torch.optim.swa_utils.update_bn(((x,) for x in batches), _OfBatch(module))  # update_bn takes the first of a tuple

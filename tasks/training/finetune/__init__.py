@@ -128,13 +128,13 @@ def _timed(job: Job, steps: int, phases: int) -> tuple[float, list[float]]:
 
 def _take(net: SuperNet, job: Job, data: EvaluationData) -> None:
     """Load the checkpoint's weights into the SuperNet, and set the statistics of its largest SubNet and its alternatives."""
+    from tasks.evaluation.subnets import set_own_statistics
     from tasks.training.finetune import checkpoint
 
     assert job.finetune is not None
     checkpoint.load_model(job.checkpoint, net.elastic, average=job.settings.average > 0)
-    if job.finetune.strategies[-1] not in FROZEN:  # else the network is the user's, or has its statistics
-        net.set_statistics(net.recalibrate(net.max_config, data.calibration(net.input_size(net.max_config))))
-    net.set_statistics(net.recalibrate_alternatives(data.calibration(net.input_size(net.max_config))))
+    frozen = job.finetune.strategies[-1] in FROZEN  # the network is the user's, or has its statistics
+    set_own_statistics(net, data, largest=not frozen)
 
 
 def _keep(net: SuperNet, before: Reference | None, job: Job, train: Dataset) -> None:

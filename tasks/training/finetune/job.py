@@ -137,8 +137,7 @@ class Job(BaseModel):
     @property
     def is_live(self) -> bool:
         """Whether the network, the samples, the loss or the score are objects of this process, which no other one has."""
-        functions = self.data.own_problem.functions if self.data.own_problem else ()
-        return any(map(is_live, (self.data.name, *functions, self.model.name if self.model else None)))
+        return any(map(is_live, (*self.data.functions.values(), self.model.name if self.model else None)))
 
     @property
     def phases(self) -> list[TrainingPhase]:
