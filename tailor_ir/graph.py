@@ -90,7 +90,8 @@ class Graph:
     `alternatives`: the nodes that only they need come before the readers of the value. `input_types`: element type of each
     input (int64 for tokens); `given_types`: the original network's type, if it differs. `batch_axes`: the batch axis of each
     input, NO_BATCH if it has none; (): axis 0 for all inputs. `given_values`: name and element type of each input, then of each
-    output, in the file that was read, "": as in the network; (): it was no file.
+    output, in the file that was read, "": as in the network; (): it was no file. `given_weights`: "float16" if the network that
+    was read stored most of its weights so.
     """
 
     nodes: tuple[Node, ...]
@@ -105,6 +106,7 @@ class Graph:
     batch_axes: tuple[int, ...] = ()
     given_types: tuple[str, ...] = ()
     given_values: tuple[tuple[str, str], ...] = ()
+    given_weights: str = ""
 
     def batch_axis(self, name: str) -> int:
         """The batch axis of an input; NO_BATCH for an input that all samples share."""

@@ -30,6 +30,7 @@ def save(folder: Path, graph: Graph, tensors: Tensors, spec: SpaceSpec | None) -
             "batch_axes": graph.batch_axes,
             "given_types": graph.given_types,
             "given_values": graph.given_values,
+            "given_weights": graph.given_weights,
             "outputs": graph.outputs,
             "shapes": dict(graph.shapes),
             "parameters": graph.parameters,
@@ -91,6 +92,7 @@ def _graph(data: dict[str, Any]) -> Graph:
         batch_axes=tuple(data.get("batch_axes", ())),
         given_types=tuple(data.get("given_types", ())),
         given_values=tuple((name, kind) for name, kind in data.get("given_values", ())),
+        given_weights=data.get("given_weights", ""),
     )
 
 

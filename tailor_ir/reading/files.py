@@ -7,7 +7,9 @@ Find the batch axis of each input of an ONNX file, and sizes for its open dimens
 Detect BatchNorms that an exporter folded into preceding layers: they can be neither trained nor recalibrated.
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
@@ -31,6 +33,8 @@ GIVEN_TYPE = "autotailor.given_type"
 EXCHANGED = frozenset(("float16", "float32", "float64", "int32", "int64", "int8", "uint8"))
 """Element types that exported files take and give."""
 TYPE_ATTRIBUTES = frozenset(("to", "dtype", "stash_type", "output_dtype", "softmax_precision"))
+WEIGHT_AXES = 2
+"""Least number of axes of weights; statistics, scales and biases have one."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -43,6 +47,17 @@ def read_as_float32(model: onnx.ModelProto) -> dict[str, str]:
     for graph in _graphs(model.graph):
         _convert(graph)
     return {name: OTHERS[kind] for name, kind in given.items() if kind in OTHERS}
+
+
+def weights_type(model: onnx.ModelProto) -> str:
+    """ "float16" if most weights of a model, which has not been read as float32, are stored so; else ""."""
+    counts = Counter[int]()
+    for graph in _graphs(model.graph):
+        constants = (each.t for node in graph.node for each in node.attribute if each.HasField("t"))
+        for tensor in (*graph.initializer, *constants):
+            if len(tensor.dims) >= WEIGHT_AXES:
+                counts[tensor.data_type] += math.prod(tensor.dims)
+    return "float16" if counts and counts.most_common(1)[0][0] == TensorProto.FLOAT16 else ""
 
 
 def note_type(value: onnx.ValueInfoProto) -> None:
@@ -116,12 +131,14 @@ class Float32Module:
     """A module that computes in float32, and its reference for comparison: the original, or the copy with more digits.
 
     given_types: names of the types in which the inputs were given, in order; () if all were float32.
+    given_weights: "float16" if most weights were.
     """
 
     module: nn.Module
     examples: ExampleInputs
     reference: tuple[nn.Module, ExampleInputs]
     given_types: tuple[str, ...] = ()
+    given_weights: str = ""
     remarks: tuple[str, ...] = ()
 
 
@@ -138,13 +155,22 @@ def module_in_float32(module: nn.Module, examples: ExampleInputs) -> Float32Modu
         examples=(plain or same)[1],
         reference=plain if plain is not None and kinds.intersection(LOW) else same,
         given_types=names if any(name in OTHERS.values() for name in names) else (),
+        given_weights="float16" if _is_in_half(module) else "",
         remarks=(float_remark(", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))),),
     )
 
 
+def _is_in_half(module: nn.Module) -> bool:
+    counts = Counter[torch.dtype]()
+    for one in module.parameters():
+        if one.ndim >= WEIGHT_AXES:
+            counts[one.dtype] += one.numel()
+    return bool(counts) and counts.most_common(1)[0][0] == torch.float16
+
+
 def float_remark(kinds: str) -> str:
     """Remark on a network that is read as float32."""
-    return f"the network is in {kinds}: it is read as float32, and its SubNets and the weights of exported files are float32"
+    return f"the network is in {kinds}: it is read as float32, and its SubNets are float32"
 
 
 def float32_copy(module: nn.Module, examples: ExampleInputs) -> tuple[nn.Module, ExampleInputs] | None:

@@ -19,7 +19,7 @@ from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
 
 from tailor_ir.errors import ImportFailed, first_line
 from tailor_ir.reading.file_forms import place_of
-from tailor_ir.reading.files import OTHERS, float_remark, read_as_float32
+from tailor_ir.reading.files import OTHERS, float_remark, read_as_float32, weights_type
 from tailor_ir.reading.trace import OPSET
 
 PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -177,10 +177,14 @@ SAMPLED_BY_CENTRES = 11  # first opset whose Resize can choose coordinates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model of standard operators in float32. given_types: declared types of inputs that were not float32."""
+    """A model of standard operators in float32.
+
+    given_types: declared types of inputs that were not float32. given_weights: type of most weights, see `weights_type`.
+    """
 
     model: onnx.ModelProto
     given_types: dict[str, str]
+    given_weights: str
     remarks: tuple[str, ...]
 
 
@@ -211,12 +215,15 @@ def prepare(given: onnx.ModelProto) -> PreparedModel:
                 size.ClearField("dim_value")
     refuse_unsupported(model)
     kinds = sorted({OTHERS[t.data_type] for t in model.graph.initializer if t.data_type in OTHERS})
-    types = read_as_float32(model)
+    weights, types = weights_type(model), read_as_float32(model)
     named = ", ".join(dict.fromkeys((*types.values(), *kinds)))
     low = (float_remark(named),) if types or kinds else ()
     quantised = quantisation_remark(model)
     return PreparedModel(
-        model=_dequantised(model) if quantised else model, given_types=types, remarks=(*low, *quantised)
+        model=_dequantised(model) if quantised else model,
+        given_types=types,
+        given_weights=weights,
+        remarks=(*low, *quantised),
     )
 
 

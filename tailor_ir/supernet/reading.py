@@ -249,7 +249,7 @@ def _read_traced(model: nn.Module, plain: Float32Module, examples: ExampleInputs
         graph, tensors = simplify(graph, tensors)
         graph, tensors = repeat_for_samples(graph, tensors)
     return ReadNetwork(
-        graph=replace(graph, given_types=plain.given_types),
+        graph=replace(graph, given_types=plain.given_types, given_weights=plain.given_weights),
         tensors=tensors,
         origin=plain,
         remarks=(*plain.remarks, *plain.examples.remarks),
@@ -297,7 +297,12 @@ def _read(
     ends = [*(one for name, one in inputs_of(given).items() if name in graph.inputs), *given.graph.output]
     values = tuple(map(given_value, ends)) if len(ends) == len(graph.inputs) + len(graph.outputs) else ()
     return ReadNetwork(
-        graph=replace(graph, given_types=types if prepared.given_types else (), given_values=values),
+        graph=replace(
+            graph,
+            given_types=types if prepared.given_types else (),
+            given_values=values,
+            given_weights=prepared.given_weights,
+        ),
         tensors=tensors,
         origin=PlainFile(model=prepared.model, constants=layout.constants),
         remarks=(*prepared.remarks, *kept),

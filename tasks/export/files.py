@@ -43,7 +43,7 @@ from tasks.evaluation.ncnn.files import masks_of
 from tasks.evaluation.quantise import QuantisedSubNet, quantise
 from tasks.evaluation.subnets import EvaluationData
 from tasks.export.adapted import Adapted, own_tensors
-from tasks.export.onnx_files import ARCHIVE_FILE, BATCHES, as_given, dynamic_batch, fact_file, tell
+from tasks.export.onnx_files import ARCHIVE_FILE, BATCHES, as_given, dynamic_batch, fact_file, in_half, tell
 from tasks.export.running import INPUT, archive_run, file_tensor, run_of
 from tasks.export.settings import FileFormat, Settings
 from tasks.measuring.jobs import ncnn_job, onnx_job
@@ -120,7 +120,9 @@ class Builder:
         """The files of one format, with the facts of the card. ConversionError if there are none."""
         match name:
             case "onnx":
-                return self._run_by_agent(self._onnx_jobs(card, self._onnx(card.config, statistics)))
+                model, in_fp16 = self._onnx(card.config, statistics), self._weights_in_fp16
+                jobs = self._onnx_jobs(card, in_half(model) if in_fp16 else model)
+                return self._run_by_agent(jobs, "fp16" if in_fp16 else None)
             case "onnx_int8":
                 return self._int8(card, statistics)
             case "torch":
@@ -141,6 +143,11 @@ class Builder:
                 made = self._run_by_agent([job], "fp16" if fp16 else None)
                 run = made.run and made.run.model_copy(update={"masks": masks_of(files)})
                 return replace(made, contents=(*made.contents, fact_file(card)), run=run)
+
+    @property
+    def _weights_in_fp16(self) -> bool:
+        """Whether ONNX files store weights in fp16, as the given network does; those of a bundle are shared."""
+        return self.net.structure.graph.given_weights == "float16" and not self.settings.bundle
 
     def _onnx(self, config: Config, statistics: Statistics) -> bytes:
         if not self.settings.dynamic_batch:
@@ -371,7 +378,7 @@ def _planned(
     return replace(
         made,
         contents=(content,),
-        precision="fp32",
+        precision="fp16" if made.precision == "fp16" and net.structure.graph.given_weights else "fp32",
         runtime="onnxruntime",
         on_device=False,
         outputs=outputs,

@@ -139,6 +139,28 @@ def as_given(model: bytes, values: Sequence[tuple[str, str]]) -> bytes:
     return content
 
 
+def in_half(model: bytes) -> bytes:
+    """The model with its weights stored in fp16 and computed with in fp32; runtimes cast them once, when they load the file.
+
+    Tensors of one axis, and those with numbers beyond fp16's range, stay as they are.
+    """
+    loaded = onnx.load_from_string(model)
+    casts = list[onnx.NodeProto]()
+    for tensor in loaded.graph.initializer:
+        if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
+            continue
+        name, value = tensor.name, numpy_helper.to_array(tensor)
+        if np.abs(value).max(initial=0.0) <= np.finfo(np.float16).max:
+            tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float16), f"{name}/half"))
+            casts.append(helper.make_node("Cast", [tensor.name], [name], name=tensor.name, to=onnx.TensorProto.FLOAT))
+    nodes = [*casts, *loaded.graph.node]
+    del loaded.graph.node[:]
+    loaded.graph.node.extend(nodes)
+    onnx.checker.check_model(loaded)
+    content: bytes = loaded.SerializeToString()
+    return content
+
+
 PRODUCER = "autotailor"
 ARCHIVE_FILE = "autotailor.json"
 """The extra file of a torch archive."""

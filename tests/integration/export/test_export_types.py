@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto
 
 import tailor_ir
 from profiling_agents.client import MeasureSettings, local_agent
@@ -108,7 +110,10 @@ def test_exported_files_have_the_types_of_the_given_file(
         ]
         for suffix in (".onnx", ".int8.onnx"):
             assert signature(tmp_path / "out" / f"{card.digest}{suffix}") == signature(file)
-        session = onnxruntime.InferenceSession(tmp_path / "out" / f"{card.digest}.onnx")
+        exported_file = tmp_path / "out" / f"{card.digest}.onnx"
+        stored = TensorProto.FLOAT16 if kind == "float16" else TensorProto.FLOAT
+        assert {one.data_type for one in onnx.load(exported_file).graph.initializer if len(one.dims) == 2} == {stored}
+        session = onnxruntime.InferenceSession(exported_file)
         samples = {name: one[:1] for name, one in given.items()}
         types = (torch.from_numpy(np.empty(0, loaded.structure.graph.input_type(name))).dtype for name in given)
         x = tuple(torch.from_numpy(one).to(own) for one, own in zip(samples.values(), types, strict=True))
