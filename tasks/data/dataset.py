@@ -133,8 +133,14 @@ class Dataset:
 
         It has as many micro-batches as the others, all of one size and of at least two samples, since BatchNorm needs two.
         """
+        run = self.source.unroll
+        if batch_size // micro_batches % run:
+            got = f"{batch_size // micro_batches} samples that follow one another in runs of {run}"
+            raise UserError(
+                "micro_batch", got, allowed=f"a number that {run} divides", next_step="or change data.unroll"
+            )
         whole, left = self.steps(batch_size), len(self) % batch_size
-        last = left - left % micro_batches
+        last = left - left % (micro_batches * run)
         if last < 2 * micro_batches or left < LEAST_LAST * len(self):
             return PlannedEpoch(whole)
         return PlannedEpoch(whole + 1, last)

@@ -274,6 +274,11 @@ class DataSettings(BaseModel):
     """Number of samples after which the states of a network begin at zeros anew, if samples follow one another (kind
     unlabelled); null: never.
     """
+    unroll: int | None = Field(default=None, ge=1)
+    """Number of samples over which SubNets keep their own states in training, if states are the network's own (kind
+    unlabelled); 1: before each sample they have those of the given network; null: whole windows, or the largest part up to 64
+    that divides them. In scores they keep them over whole windows.
+    """
     network: GivenNetwork | None = None
     """The network that samples without labels are for; runs set it."""
     own_problem: OwnProblem | None = None

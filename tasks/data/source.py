@@ -146,6 +146,10 @@ class Source(ABC):
     given: Splits | None = None
     scaling: Scaling = UNSCALED
     notes: tuple[str, ...] = ()
+    run_length: int = 1
+    """Number of samples that follow one another and stay together, in the same split and in one batch of an evaluation."""
+    unroll: int = 1
+    """Number of samples that follow one another in a batch of training; divides `run_length`."""
     outputs: Mapping[str, str | None] | None = None
     """Names of the network's outputs, and how each is compared, if options name them."""
 

@@ -5,6 +5,7 @@ Legend: B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from tasks.data.batches import Inputs
 from tasks.data.images import decoded
 from tasks.data.own import Data, OwnSamples, function_of
 from tasks.data.settings import IMAGENET_MEAN, DataSettings, GivenNetwork
-from tasks.data.source import UNSCALED, Source, check_files, require_folder
+from tasks.data.source import UNSCALED, Source, Splits, check_files, complete_splits, require_folder
 from tasks.data.teacher import states_of
 
 ARRAYS = (".npz", ".npy", ".safetensors", ".parquet")
@@ -36,6 +37,8 @@ PICTURE_OPTIONS = ("colours", "fit", "scaled", "interpolation", "fill", "largest
 """Fields of `PictureSteps` in `data.options`; the others follow from the settings."""
 LINES = ".txt"
 SOUNDS = (".wav", ".wave")
+LONGEST_RUN, LONGEST_UNROLL, FEWEST_RUNS = 256, 64, 16
+"""Samples that follow one another, at most, in a split and by default in training; fewer runs make no splits."""
 FEWEST_SAMPLES = 24
 """With fewer samples no split has enough of them."""
 
@@ -205,8 +208,52 @@ class Arrays(OwnSamples):
         if network is not None and len(network.inputs) > 1:
             given = _with_states(network, given, settings.window)
         several = len(given) > 1
+        own = () if network is None else [name for name in given if name in network.states and name not in names]
         data = Data(given if several else next(iter(given.values())), inputs=tuple(given) if several else None)
         super().__init__(settings.model_copy(update={"names": None}), data)
+        if own:
+            self._keep_runs(settings)
+
+    def _keep_runs(self, settings: DataSettings) -> None:
+        """Set the lengths of runs of samples. UserError: windows are no such runs, or these are too few."""
+        count, window = len(self.labels), settings.window
+        most = min(count // FEWEST_RUNS, LONGEST_RUN)
+        self.run_length = window if window is not None and window <= most else 1
+        while window is None and 2 * self.run_length <= most:
+            self.run_length *= 2
+        divisors = [number for number in range(1, self.run_length + 1) if self.run_length % number == 0]
+        self.unroll = settings.unroll or max(number for number in divisors if number <= LONGEST_UNROLL)
+        if self.unroll not in divisors:
+            allowed = f"{', '.join(map(str, divisors))}, which divide the samples that follow one another in a split"
+            raise UserError("data.unroll", str(self.unroll), allowed=allowed, next_step="or change data.window")
+        if self.run_length == 1:
+            got = "SubNets are trained and scored with the states of the given network, not with their own"
+            remedy = (
+                f"{FEWEST_RUNS} or more windows (data.window) of at most {LONGEST_RUN} samples let them keep their own"
+            )
+            self.notes = (*self.notes, f"data: {got}; {remedy}")
+        elif left := count % self.run_length:
+            kept = f"behind runs of {self.run_length} samples that follow one another"
+            self.notes = (*self.notes, f"data: the last {left} of {count} samples are left out, {kept}")
+
+    def splits(self, settings: DataSettings) -> Splits:
+        """Shares of runs of samples; samples behind the last whole run are left out."""
+        if self.run_length == 1:
+            return super().splits(settings)
+        of_runs = copy.copy(self)
+        of_runs.labels = self.labels[:: self.run_length][: len(self.labels) // self.run_length]
+        found = complete_splits({"train": np.arange(len(of_runs.labels))}, of_runs, settings)
+        return {name: _following(runs * self.run_length, self.run_length) for name, runs in found.items()}
+
+    def shuffled(self, indices: np.ndarray, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Samples in a random order in which `unroll` of them follow one another."""
+        return _following(rng.permutation(indices[:: self.unroll]), self.unroll)
+
+
+def _following(firsts: np.ndarray, count: int) -> np.ndarray:
+    """`count` samples from each of the first ones on."""
+    samples: np.ndarray = (firsts[:, None] + np.arange(count)).ravel()
+    return samples
 
 
 def _ordered(arrays: Mapping[str, np.ndarray], inputs: Sequence[str]) -> tuple[str, ...]:

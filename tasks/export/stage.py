@@ -42,6 +42,7 @@ from tasks.evaluation.ncnn.files import require_masks
 from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy, accuracy_lines
 from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions, graded
+from tasks.evaluation.unrolling import states_of
 from tasks.exits.policies import SubnetPolicy
 from tasks.export import bundles, replacing
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
@@ -263,12 +264,7 @@ def _sha256(content: bytes) -> str:
 
 def _states(images: EvaluationData, net: SuperNet) -> dict[str, Any]:
     """The states that are inputs and outputs of exported files, as a field of cards; {} if there are none."""
-    network, graph = images.dataset.settings.network, net.structure.graph
-    if network is None or not network.states:
-        return {}
-    values = [name for name, _ in graph.given_values]
-    inputs, outputs = values[: len(graph.inputs)], values[len(graph.inputs) :]
-    kept = {name: output for name, output in network.states.items() if name in inputs and output in outputs}
+    kept = states_of(net.structure.graph, images.dataset.settings.network)
     return {"states": kept} if kept else {}
 
 

@@ -172,4 +172,5 @@ class Int8:
         with tempfile.TemporaryDirectory(prefix="autotailor-int8-") as folder:
             subnet = CalibratedSubNet.of(net, config, statistics, self.settings, data, Path(folder))
             batches = ((x_BCHW, y_B.cpu()) for x_BCHW, y_B in data.batches(subnet.size))
-            return count_correct(OnnxNetwork(subnet.quantised(())), batches, data.problem)
+            network = data.unrolled(net, OnnxNetwork(subnet.quantised(())))
+            return count_correct(network, batches, data.problem)

@@ -29,6 +29,7 @@ from tasks.data.problems import CLASSIFICATION, LearningProblem, Tallied, other_
 from tasks.data.samples import Size
 from tasks.evaluation.subnets.images import UPDATE_SECONDS, EvaluationData, FinishedSubNets
 from tasks.evaluation.subnets.record import Accuracy, graded
+from tasks.evaluation.unrolling import Unrolled
 
 
 @torch.no_grad()
@@ -79,7 +80,7 @@ def accuracy(net: Any, config: Config, data: EvaluationData) -> Accuracy:
     """Accuracy of one SubNet with recalibrated BatchNorm; the stored statistics do not change."""
     net.elastic.activate(config, statistics_of(net, config, data))
     net.elastic.eval()
-    return evaluated(net.elastic, net.input_size(config), data)
+    return evaluated(data.unrolled(net, net.elastic), net.input_size(config), data)
 
 
 def set_own_statistics(net: SuperNet, data: EvaluationData, *, largest: bool = True) -> None:
@@ -171,6 +172,9 @@ class _Work:
         if (other := self.data.precision) is not None:
             pairs = zip(configs, self._statistics(configs, size), strict=True)
             return [other.accuracy(self.net, config, statistics, self.data) for config, statistics in pairs]
+        if isinstance(self.data.unrolled(self.net, self.net.elastic), Unrolled):
+            pairs = zip(configs, self._statistics(configs, size), strict=True)
+            return [self._with_states(config, statistics, size) for config, statistics in pairs]
         together = self._together(configs)
         together.activate(self._statistics(configs, size))
         tallies = [self.data.problem.tally() for _ in configs]
@@ -178,6 +182,16 @@ class _Work:
             for position, outputs in together(x_BCHW):
                 tallies[position].add(outputs, target)
         return [Accuracy.tallied(tally.found(), confusions=self.data.has_confusions) for tally in tallies]
+
+    def _with_states(self, config: Config, statistics: Statistics, size: Size) -> Accuracy:
+        """Accuracy of a SubNet that keeps its own states: it shares no values with others."""
+        alone = self._together([config])
+        alone.activate([statistics])
+        forward = self.data.unrolled(self.net, lambda *x: next(alone(x))[1])
+        return Accuracy.tallied(
+            tallied(forward, self._counted(self.data.batches(size)), self.data.problem),
+            confusions=self.data.has_confusions,
+        )
 
     def _statistics(self, configs: Sequence[Config], size: Size) -> list[Statistics]:
         elastic, known = self.net.elastic, self.data.known

@@ -10,7 +10,7 @@ import copy
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Iterable, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from tasks.data.images import resize
 from tasks.data.problems import LearningProblem
 from tasks.data.samples import Size, placed
 from tasks.evaluation.subnets.record import Accuracy
+from tasks.evaluation.unrolling import unrolled
 
 
 class EvaluationRecipe(Record):
@@ -200,7 +201,8 @@ class EvaluationData:
         self.features_mib = resources.features_mib
         self.known = KnownStatistics()
         self.dataset, self._train = dataset, train
-        self._batch_size = min(batch_size, recalibration_images, len(train))
+        run = dataset.source.run_length
+        self._batch_size = max(run, min(batch_size, recalibration_images, len(train)) // run * run)
         self._limit, self._recalibration_images = limit, recalibration_images
         self._cache = _Cache(resources.cache_mib * MIB)
 
@@ -222,6 +224,7 @@ class EvaluationData:
             "recalibration_images": self._count(True),
             "batch_size": self._batch_size,
             "device": self.device.type,
+            **({"run_length": run} if (run := self.dataset.source.run_length) > 1 else {}),
         }
 
     @property
@@ -254,6 +257,10 @@ class EvaluationData:
         other = copy.copy(self)
         other.precision = precision
         return other
+
+    def unrolled(self, net: Any, network: Callable[..., Any]) -> Callable[..., Any]:
+        """A form of a SubNet that keeps its own states over the runs of samples; itself if there are none."""
+        return unrolled(net.structure.graph, self.dataset, network, self.dataset.source.run_length)
 
     def batches(self, size: Size) -> Iterable[Batch]:
         """Samples to evaluate on in a size, with their targets."""

@@ -47,6 +47,8 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
 
     splits = load_splits(data)
     settings = _chosen(settings, (net := tailor_ir.load(supernet)).space, progress)
+    if (unroll := splits["train"].source.unroll) > 1:
+        progress.say(f"SubNets keep their own states over {unroll} samples (data.unroll)")
     before = net.answers() if FROZEN.issuperset(settings.strategies) else None
     job = _job(settings, splits["train"], net, supernet, folder)
     ranges.prepare(job, net)
@@ -72,6 +74,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
 def _job(settings: Settings, train: Dataset, net: SuperNet, supernet: Path, folder: Path) -> Job:
     from tasks.training.finetune.job import Job
 
+    settings = settings.of_runs(train.source.unroll)
     planned = train.planned(settings.batch_size, settings.micro_batches)
     return Job(
         folder=folder,

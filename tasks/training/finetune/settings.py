@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -158,6 +158,14 @@ class TrainSettings(BaseModel):
     def micro_batches(self) -> int:
         """The number of micro-batches in a global batch, over all processes."""
         return self.batch_size // self.micro_batch
+
+    def of_runs(self, length: int) -> Self:
+        """Batches of whole runs of samples that follow one another, two or more in a micro-batch, unless sizes are given."""
+        own = {"batch_size": self.batch_size, "micro_batch": self.micro_batch}
+        if self.micro_batch % length == 0 or any(USUAL[name] != size for name, size in own.items()):
+            return self
+        batch = length * max(2, self.batch_size // length)
+        return self.model_copy(update={"batch_size": batch, "micro_batch": batch, "processes": 1})
 
     def steps_of(self, steps_per_epoch: int) -> int:
         """The steps of the whole training."""

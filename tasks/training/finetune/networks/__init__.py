@@ -8,8 +8,8 @@ from torch import nn
 import tailor_ir
 from tailor_ir import Choice, SuperNet
 from tasks.data import Dataset
-from tasks.data.problems import LearningProblem
 from tasks.evaluation.models import create, load_weights
+from tasks.evaluation.unrolling import Unrolled, unrolled
 from tasks.training.finetune.job import Job, TrainingPhase
 from tasks.training.finetune.networks.exits import open_exits
 from tasks.training.finetune.networks.record import Forward, FrozenOriginal, Judge, Role, Trainable, Verdict
@@ -26,7 +26,7 @@ def open_network(job: Job, phase: TrainingPhase, dataset: Dataset) -> Trainable:
     """The network in the training mode of the phase."""
     if job.finetune is not None:
         assert job.supernet is not None
-        return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune, dataset.problem)
+        return _supernet(tailor_ir.load(job.supernet), job, phase, job.finetune, dataset)
     assert job.model is not None
     assert job.initial is not None
     untrained = job.model.model_copy(update={"pretrained": False, "checkpoint": None})
@@ -36,8 +36,8 @@ def open_network(job: Job, phase: TrainingPhase, dataset: Dataset) -> Trainable:
     return TrainableNetwork(module, dataset.form.size, job.settings, dataset.problem)
 
 
-def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings, problem: LearningProblem) -> Trainable:
-    strategy = phase.strategy
+def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings, dataset: Dataset) -> Trainable:
+    strategy, problem = phase.strategy, dataset.problem
     assert strategy is not None
     original = None
     fixed: dict[str, Choice] = {}
@@ -56,6 +56,14 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings,
         return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps, fixed=fixed)
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
+    forward = unrolled(net.structure.graph, dataset, net.elastic, dataset.source.unroll)
     return TrainableSuperNet(
-        net, draw, teacher, settings, settings.soft_share(strategy, problem.distils), original, problem
+        net,
+        draw,
+        teacher,
+        settings,
+        settings.soft_share(strategy, problem.distils),
+        original,
+        problem,
+        runner=forward if isinstance(forward, Unrolled) else None,
     )

@@ -45,7 +45,7 @@ OPTIONS = [(group, option) for group, options in config_groups().items() for opt
 
 
 OF_FEW_KINDS = re.compile(
-    r"(pretraining\.)?data\.(options|names|shape|window|network|labelled|tokens|own_problem|teacher)"
+    r"(pretraining\.)?data\.(options|names|shape|window|unroll|network|labelled|tokens|own_problem|teacher)"
 )
 """Settings that are in the files of their own kinds of data, that come from `problem`, or that a run sets."""
 
