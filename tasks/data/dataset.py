@@ -124,7 +124,10 @@ class Dataset:
         """Whole global batches in one shuffled epoch; the remainder is left out."""
         if batch_size > len(self):
             raise UserError(
-                "batch_size", str(batch_size), allowed=f"at most {len(self)}, the {self.form.called} of this split"
+                "batch_size",
+                str(batch_size),
+                allowed=f"at most {len(self)}, the {self.form.called} of this split",
+                next_step="lower base.batch_size or finetune.batch_size, or give more samples",
             )
         return len(self) // batch_size
 

@@ -107,6 +107,7 @@ def _train(
 
     module: with its first weights. name: of the work, on the bar.
     """
+    settings = settings.for_samples(len(train))
     planned = train.planned(settings.batch_size, settings.micro_batches)
     initial = folder / "initial.safetensors"
     partial = initial.with_name(f".{initial.name}.tmp")

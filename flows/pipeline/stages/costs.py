@@ -298,7 +298,8 @@ def _training_times(config: FlowConfig, train: Dataset, supernet: Path, folder: 
     if isinstance(config, RetargetConfig):
         return {}
     folder.mkdir()
-    times, base = finetune.trial(config.finetune, config.data, supernet, folder), config.base
+    times = finetune.trial(config.finetune, config.data, supernet, folder)
+    base = config.base.for_samples(len(train))
     trained = base.epochs and needs_training(config.model, train.classes)
     base_steps = train.planned(base.batch_size, base.micro_batches).steps if trained else 0
     step_s = WATCHED * times.step_s

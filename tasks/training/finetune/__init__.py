@@ -74,7 +74,7 @@ def run(settings: Settings, data: DataSettings, supernet: Path, folder: Path, pr
 def _job(settings: Settings, train: Dataset, net: SuperNet, supernet: Path, folder: Path) -> Job:
     from tasks.training.finetune.job import Job
 
-    settings = settings.of_runs(train.source.unroll)
+    settings = settings.for_samples(len(train), train.source.unroll)
     planned = train.planned(settings.batch_size, settings.micro_batches)
     return Job(
         folder=folder,

@@ -159,13 +159,19 @@ class TrainSettings(BaseModel):
         """The number of micro-batches in a global batch, over all processes."""
         return self.batch_size // self.micro_batch
 
-    def of_runs(self, length: int) -> Self:
-        """Batches of whole runs of samples that follow one another, two or more in a micro-batch, unless sizes are given."""
-        own = {"batch_size": self.batch_size, "micro_batch": self.micro_batch}
-        if self.micro_batch % length == 0 or any(USUAL[name] != size for name, size in own.items()):
+    def for_samples(self, count: int, run: int = 1) -> Self:
+        """Sizes of batches that `count` samples fill, of whole runs of samples that follow one another, unless sizes are given.
+
+        Several nodes keep theirs. A micro-batch has two runs or more.
+        """
+        if (self.batch_size, self.micro_batch, self.nodes) != (USUAL["batch_size"], USUAL["micro_batch"], 1):
             return self
-        batch = length * max(2, self.batch_size // length)
-        return self.model_copy(update={"batch_size": batch, "micro_batch": batch, "processes": 1})
+        batch = min(self.batch_size, 1 << count.bit_length() - 1)
+        sizes = {"batch_size": batch, "micro_batch": min(self.micro_batch, max(2, batch // 2))}
+        if sizes["micro_batch"] % run:
+            sizes = dict.fromkeys(sizes, run * max(2, batch // run))
+        divides = sizes["batch_size"] % (sizes["micro_batch"] * self.processes) == 0
+        return self.model_copy(update={**sizes, "processes": self.processes if divides else 1})
 
     def steps_of(self, steps_per_epoch: int) -> int:
         """The steps of the whole training."""

@@ -148,9 +148,17 @@ def test_other_lengths_are_refused_in_one_line(cell: Path, options: tuple[str, .
 def test_batches_are_whole_runs_unless_sizes_are_given(
     length: int, given_sizes: dict[str, int], sizes: tuple[int, int]
 ) -> None:
-    found = Settings.model_validate(given_sizes).of_runs(length)
+    found = Settings.model_validate(given_sizes).for_samples(1000, length)
     assert (found.batch_size, found.micro_batch) == sizes
     assert found.micro_batch % length == 0
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(16, (16, 8)), (63, (32, 16)), (64, (64, 32)), (2, (2, 2))])
+def test_batches_are_no_larger_than_the_data(count: int, sizes: tuple[int, int]) -> None:
+    found = Settings().for_samples(count)
+    assert (found.batch_size, found.micro_batch) == sizes
+    assert Settings.model_validate(found.model_dump()) == found
+    assert Settings(batch_size=128, processes=1).for_samples(count).batch_size == 128
 
 
 def test_by_default_samples_are_unrolled_over_windows(cell: Path) -> None:
