@@ -302,6 +302,7 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
 
     The fastest SubNet is as likely slower as faster than predicted, and no other SubNet would keep a budget of its latency. If
     the best SubNet is nearer to it than to the largest, as in an untrained network, the last budget is that of the largest.
+    There is one budget if all SubNets are about as fast.
     """
     best = method.best()
     largest = best if limited else problem.space.canonical_codes(problem.largest[None])[0]
@@ -309,9 +310,10 @@ def _ladder(problem: Problem, method: Method, count: int, *, limited: bool) -> l
     rungs = []
     for fastest_ms, best_ms, largest_ms in ends.T.tolist():
         top_ms = best_ms if best_ms**2 > fastest_ms * largest_ms else max(fastest_ms, largest_ms)
-        budgets_ms = np.geomspace(min(LEAST_BUDGET * fastest_ms, top_ms), top_ms, count).tolist()
+        least_ms = LEAST_BUDGET * fastest_ms
+        budgets_ms = np.geomspace(least_ms, max(least_ms, top_ms), count).tolist()
         rungs.append(map(round_up, budgets_ms))
-    return list(zip(*rungs, strict=True))
+    return list(dict.fromkeys(zip(*rungs, strict=True)))
 
 
 def method_of(problem: Problem, space: Space, settings: Settings, limits: Values | None = None) -> Method:

@@ -248,6 +248,22 @@ def test_automatic_budgets_end_at_the_best_subnet_and_at_the_largest_where_small
     assert budgets_ms[-1][0] == pytest.approx(largest_ms, rel=2e-3)
 
 
+class SameLatency:
+    """Two milliseconds for every SubNet."""
+
+    def predict(self, codes: Codes) -> NDArray[np.float64]:
+        return np.full(len(codes), 2.0)
+
+
+def test_subnets_that_are_all_as_fast_have_one_automatic_budget() -> None:
+    problem, rng = _problem(6)
+    same = Problem(problem.space, SameLatency(), problem.accuracy)
+    budgets_ms, winners = find_winners(same, Genetic(same, QUICK, rng), QUICK, Silent(), [on("d", same)])
+    assert budgets_ms == [(pytest.approx(2 * LEAST_BUDGET),)]
+    _, scores = _all(same)
+    assert same.evaluate(winners[0].code[None]).score[0] == pytest.approx(scores.score.max())
+
+
 def test_uniform_baseline_scales_only_the_asked_variables() -> None:
     space = BlockSpace(1, resolutions=5)
     everything = uniform_codes(space, np.array([True] * 4))
