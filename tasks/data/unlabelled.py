@@ -216,11 +216,10 @@ class Arrays(OwnSamples):
 
     def _keep_runs(self, settings: DataSettings) -> None:
         """Set the lengths of runs of samples. UserError: windows are no such runs, or these are too few."""
-        count, window = len(self.labels), settings.window
+        count = len(self.labels)
         most = min(count // FEWEST_RUNS, LONGEST_RUN)
-        self.run_length = window if window is not None and window <= most else 1
-        while window is None and 2 * self.run_length <= most:
-            self.run_length *= 2
+        window = settings.window or 1 << most.bit_length() - 1
+        self.run_length = max(number for number in range(1, most + 1) if window % number == 0)
         divisors = [number for number in range(1, self.run_length + 1) if self.run_length % number == 0]
         self.unroll = settings.unroll or max(number for number in divisors if number <= LONGEST_UNROLL)
         if self.unroll not in divisors:

@@ -166,6 +166,12 @@ def test_by_default_samples_are_unrolled_over_windows(cell: Path) -> None:
     assert load_splits(config.data)["train"].source.unroll == W
 
 
+@pytest.mark.parametrize(("window", "length"), [("110", 11), ("null", 16), ("330", 15), ("20", 20)])
+def test_parts_of_long_windows_stay_together(cell: Path, window: str, length: int) -> None:
+    config = config_of(cell, {"x": x_NF()}, "model.constants={sr:1}", f"data.window={window}")
+    assert load_splits(config.data)["train"].source.run_length == length
+
+
 def test_few_samples_in_long_windows_are_said_to_have_the_states_of_the_given_network(cell: Path) -> None:
     config = config_of(cell, {"x": x_NF()[:31]}, "model.constants={sr:1}", "data.window=31")
     source = load_splits(config.data)["train"].source
