@@ -48,11 +48,12 @@ with_labels = sys.argv[1] == "labels"
 data = autotailor.Data({"x": x, **targets}, inputs=["x"], preparation="as they come")
 asked = {"loss": loss, "score": score} if with_labels else {}
 options = ["finetune.epochs=4"]
-job = autotailor.Job(model=Net().eval(), data=data, output_dir=sys.argv[1], options=options, **asked)
+net = Net().eval()
+job = autotailor.Job(model=net, data=data, output_dir=sys.argv[1], options=options, **asked)
 stages = [autotailor.compile(job), autotailor.finetune(job)]
 stages += [stage for per_device in (autotailor.profile_operators, autotailor.search) for stage in per_device(job).values()]
 exported = autotailor.export(job)
-found = autotailor.tailor(Net().eval(), data, devices=["onnxruntime"], output_dir=sys.argv[1], options=options, **asked)
+found = autotailor.tailor(net, data, devices=["onnxruntime"], output_dir=sys.argv[1], options=options, **asked)
 best = found.best("onnxruntime", 1000)
 print(json.dumps({"rows": found.rows("onnxruntime"), "score": found.score, "path": str(best.path),
                   "shape": best.card.preparation.shape,

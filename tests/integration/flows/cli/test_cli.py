@@ -163,10 +163,10 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["run", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
         (["--help", "--config-dir", "/nowhere"], "--config-dir: '/nowhere' is not a folder"),
         (["serch", "--help"], "command 'serch': is unknown; .*did you mean 'search'?"),
-        (["lut", "show", "--multirun"], "--multirun: is not a flag of 'lut'; allowed: with run, compile, "),
+        (["lut", "show", "--multirun"], "--multirun: is not a flag of 'lut'; allowed: with run, tailor, compile, "),
         (
             ["compare", "1ms", "2ms", "--dry-run"],
-            "--dry-run: is not a flag of 'compare'; allowed: with run, nightly, compile, ",
+            "--dry-run: is not a flag of 'compare'; allowed: with run, tailor, nightly, compile, ",
         ),
         (
             ["profile", "profile.remeasure=[slow]"],
@@ -279,7 +279,7 @@ def test_help_has_the_options_of_the_users_own_folder(
         (["search", "--accuracy-share", "95"], "--accuracy-share: got '95'; allowed: a number above 0 and up to 1"),
         (["search", "--accuracy-share", "0"], "--accuracy-share: got '0'; allowed: "),
         (["run", "--knee"], "--knee: is not a flag of 'run'; allowed: with search"),
-        (["export", "--device", "ncnn"], "--device: is not a flag of 'export'; allowed: with search, compare"),
+        (["export", "--device", "ncnn"], "--device: is not a flag of 'export'; allowed: with tailor, search, compare"),
         (
             ["search", "--device", "ncn"],
             "--device: 'ncn' is no device; allowed: ncnn, onnxruntime, android, .*did you mean 'ncnn'?",
