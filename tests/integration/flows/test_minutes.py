@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from flows.pipeline.complete import SERVER
 from flows.pipeline.stages.minutes import PLAN_FILE, Plan
 from tasks.base.artifacts import read_lines
 from tasks.base.schemas.results import HISTORY_FILE
@@ -18,7 +19,9 @@ MINE = "finetune.epochs=8"
 
 
 @pytest.mark.long
-def test_the_same_call_goes_on_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_call_goes_on_with_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command, words = Command(tmp_path / "out"), (MINE, "minutes=1.5")
     command("run", *words)
     assert "plan for 1.5 minutes" in " ".join(capsys.readouterr().err.split())
@@ -35,6 +38,7 @@ def test_the_same_call_goes_on_with_its_plan(tmp_path: Path, capsys: pytest.Capt
     assert trained.is_dir()  # under the same key
     assert next(row["stage"] for row in again["stages"] if not row["cached"]) == "finetune"
     assert Plan.read(file) == plan
+    monkeypatch.delenv(SERVER, raising=False)  # commands in this process have left theirs
     found = command("run", *words)
     assert all(row["cached"] for row in found["stages"])
     assert "plan for" not in capsys.readouterr().err  # found again

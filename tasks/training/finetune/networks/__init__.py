@@ -56,14 +56,9 @@ def _supernet(net: SuperNet, job: Job, phase: TrainingPhase, settings: Settings,
         return sample_roles(net, strategy, settings, step, (step - phase.first_step) / phase.steps, fixed=fixed)
 
     teacher = net.build(net.max_config) if settings.teacher == "base" else None
+    share = settings.soft_share(strategy, problem.distils)
+    trained = TrainableSuperNet(net, draw, teacher, settings, share, original, problem)
     forward = unrolled(net.structure.graph, dataset, net.elastic, dataset.source.unroll)
-    return TrainableSuperNet(
-        net,
-        draw,
-        teacher,
-        settings,
-        settings.soft_share(strategy, problem.distils),
-        original,
-        problem,
-        runner=forward if isinstance(forward, Unrolled) else None,
-    )
+    if isinstance(forward, Unrolled):
+        trained.runner = forward
+    return trained

@@ -214,7 +214,7 @@ class TrainableSuperNet(Trainable):
     """A SuperNet in training: `draw` gives the SubNets of a step, the teacher first.
 
     share: the weight of soft labels. original: the frozen original, if only alternatives are trained; it teaches if there is no
-    other teacher. runner: as in `Trainable`.
+    other teacher.
     """
 
     def __init__(
@@ -226,10 +226,9 @@ class TrainableSuperNet(Trainable):
         share: float,
         original: FrozenOriginal | None = None,
         problem: LearningProblem = CLASSIFICATION,
-        runner: nn.Module | None = None,
     ) -> None:
         size = net.input_size(net.max_config)
-        super().__init__(net.elastic, size, draw, net=net, runner=runner, teacher=teacher, original=original)
+        super().__init__(net.elastic, size, draw, net=net, teacher=teacher, original=original)
         self._net, self._settings, self._share, self._problem = net, settings, share, problem
 
     def losses(self, roles: Sequence[Role], x_BCHW: Inputs, target: Any, forward: Forward) -> Iterator[torch.Tensor]:
