@@ -15,7 +15,7 @@ from tasks.data.batches import answers, tensors
 from tasks.data.settings import GivenNetwork
 
 
-def states_of(graph: Graph, network: GivenNetwork | None) -> dict[str, str]:
+def kept_states(graph: Graph, network: GivenNetwork | None) -> dict[str, str]:
     """The states {INPUT: OUTPUT} of a network that are inputs and outputs of a graph, by their names in the given file."""
     names = [name for name, _ in graph.given_values]
     inputs, outputs = names[: len(graph.inputs)], names[len(graph.inputs) :]
@@ -50,7 +50,7 @@ class Unrolled(nn.Module):
 
 def unrolled(graph: Graph, dataset: Dataset, network: Callable[..., Any], length: int) -> Callable[..., Any]:
     """A network of this graph that keeps its own states over runs of `length` samples; itself if there are none."""
-    states = states_of(graph, dataset.settings.network)
+    states = kept_states(graph, dataset.settings.network)
     if not states or length == 1:
         return network
     names = [name for name, _ in graph.given_values]

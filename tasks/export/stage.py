@@ -42,7 +42,7 @@ from tasks.evaluation.ncnn.files import require_masks
 from tasks.evaluation.quantise import Int8
 from tasks.evaluation.subnets import Accuracy, EvaluationData, accuracies, accuracy, accuracy_lines
 from tasks.evaluation.subnets.record import CONFUSIONS_FILE, append_confusions, graded
-from tasks.evaluation.unrolling import states_of
+from tasks.evaluation.unrolling import kept_states
 from tasks.exits.policies import SubnetPolicy
 from tasks.export import bundles, replacing
 from tasks.export.adapted import Adapted, adapted_winners, read_side_files
@@ -264,7 +264,7 @@ def _sha256(content: bytes) -> str:
 
 def _states(images: EvaluationData, net: SuperNet) -> dict[str, Any]:
     """The states that are inputs and outputs of exported files, as a field of cards; {} if there are none."""
-    kept = states_of(net.structure.graph, images.dataset.settings.network)
+    kept = kept_states(net.structure.graph, images.dataset.settings.network)
     return {"states": kept} if kept else {}
 
 
